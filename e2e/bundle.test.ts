@@ -12,7 +12,7 @@ import { type Stowage, startStowage } from './stowage.ts';
 
 const exec = promisify(execFile);
 
-/** Limits that the documentation promises. Stowage needs much less, so that a busy machine stays within them, too. */
+/** Limits that the documentation promises. Stowage needs much less, so even a busy machine stays within the limits. */
 const readyWithinMs = 3_000;
 const idleBytes = 120 * 1024 * 1024;
 
@@ -44,7 +44,7 @@ describe.skipIf(needs('linux'))('the installed Stowage bundle', () => {
   }
 
   test('is plain ASCII, so V8 stores it with one byte per character', async () => {
-    for (const name of (await readdir(join(home.path, 'dist'))).filter((one) => one.endsWith('.mjs')))
+    for (const name of (await readdir(join(home.path, 'dist'))).filter((file) => file.endsWith('.mjs')))
       expect([name, /\P{ASCII}/u.exec(await readFile(join(home.path, 'dist', name), 'utf8'))]).toEqual([name, null]);
   });
 
@@ -72,8 +72,8 @@ describe.skipIf(needs('linux'))('the installed Stowage bundle', () => {
     for (let i = 0; i < 50; i++) expect((await server.api('POST', '/v1/volumes', { name: `v${i}` })).status).toBe(201);
     for (let i = 0; i < 50; i++) expect((await server.api('GET', '/v1/volumes')).status).toBe(200);
     // The garbage collector runs some time after the work ends. Only the memory after that matters.
-    const until = performance.now() + 20_000;
-    while ((await resident()) >= idleBytes && performance.now() < until) await delay(200);
+    const deadline = performance.now() + 20_000;
+    while ((await resident()) >= idleBytes && performance.now() < deadline) await delay(200);
     expect(await resident()).toBeLessThan(idleBytes);
   });
 

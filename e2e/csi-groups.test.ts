@@ -15,7 +15,7 @@ import {
 import { type Stowage, startStowage } from './stowage.ts';
 
 describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup', () => {
-  let own: ServerFolders;
+  let folders: ServerFolders;
   let folder: string;
   let exported: string;
   let serverSquash: 'none' | 'root';
@@ -23,8 +23,8 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup
   let pods: PodsOfGroups;
 
   beforeEach(async () => {
-    own = await createServerFolders();
-    folder = own.top;
+    folders = await createServerFolders();
+    folder = folders.top;
     exported = join(folder, 'export');
     mkdirSync(exported);
     serverSquash = 'none';
@@ -40,8 +40,8 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup
     writeFileSync(config, JSON.stringify({ version: 1, stores: { tested: uri } }));
     const sockets = join(folder, 'csi');
     stowage = await startStowage({
-      state: own.state,
-      socket: own.socket,
+      state: folders.state,
+      socket: folders.socket,
       config,
       options: ['--plugins', 'none', '--csi', sockets],
     });
@@ -77,7 +77,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup
     await expect(asGroup(1003, 4000, 'touch d/no', pods.at('pod'))).rejects.toThrow('Permission denied');
   }, 120_000);
 
-  test('get files that belong to the user that the server maps root to', async () => {
+  test('get files whose owner is the user that the server maps root to', async () => {
     serverSquash = 'root';
     chownSync(exported, 1000, 1000);
     await start('&squash=root&uid=1000&gid=1000');

@@ -11,7 +11,7 @@ import { type Stowage, startStowage } from './stowage.ts';
 
 const gib = 1n << 30n;
 
-interface Host {
+interface TestNode {
   readonly stowage: Stowage;
   readonly file: GrpcClient;
   readonly local: GrpcClient;
@@ -21,14 +21,14 @@ interface Host {
 let folder: string;
 
 beforeEach(() => {
-  // Disposed of first, to remove the mounts of a failed test.
+  // This hook runs after the test's own hooks. It removes the mounts that a failed test left.
   const scratch = createScratchFolder('stowage-csi-');
   onTestFinished(() => scratch[Symbol.dispose]());
   folder = scratch.folder;
 });
 
 /** Starts a Stowage with its own state, and a folder for staging and target paths, like a node. */
-async function startNode(name: string, uri: string): Promise<Host> {
+async function startNode(name: string, uri: string): Promise<TestNode> {
   const top = join(folder, name);
   mkdirSync(join(top, 'stage'), { recursive: true });
   const config = join(top, 'stowage.yaml');
@@ -37,11 +37,11 @@ async function startNode(name: string, uri: string): Promise<Host> {
   const stowage = await startStowage({ state: join(top, 'state'), config, options });
   onTestFinished(() => stowage.stop());
   const client = (kind: string): GrpcClient => {
-    const made = grpcClient(join(top, 'csi', `${kind}.sock`));
-    onTestFinished(() => made.session.destroy());
-    return made;
+    const grpc = grpcClient(join(top, 'csi', `${kind}.sock`));
+    onTestFinished(() => grpc.session.destroy());
+    return grpc;
   };
-  return { stowage, file: client('file'), local: client('local'), path: (one) => join(top, one) };
+  return { stowage, file: client('file'), local: client('local'), path: (name) => join(top, name) };
 }
 
 async function create(client: GrpcClient, mode: Parameters<typeof mounted>[0]): Promise<string> {
@@ -54,8 +54,8 @@ async function create(client: GrpcClient, mode: Parameters<typeof mounted>[0]): 
 }
 
 describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('two nodes with one NFS store', () => {
-  let one: Host;
-  let other: Host;
+  let one: TestNode;
+  let other: TestNode;
 
   beforeEach(async () => {
     const exported = join(folder, 'export');
@@ -68,7 +68,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('two nodes with one N
     other = await startNode('other', uri);
   });
 
-  const stage = ({ file, path }: Host, volumeId: string, mode: Parameters<typeof mounted>[0]) => {
+  const stage = ({ file, path }: TestNode, volumeId: string, mode: Parameters<typeof mounted>[0]) => {
     onTestFinished(() =>
       unstage({ file, path }, volumeId).then(
         () => undefined,
@@ -78,7 +78,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('two nodes with one N
     const volumeCapability = mounted(mode);
     return file.call(Node.method.nodeStageVolume, { volumeId, stagingTargetPath: path('stage'), volumeCapability });
   };
-  const unstage = ({ file, path }: Pick<Host, 'file' | 'path'>, volumeId: string) =>
+  const unstage = ({ file, path }: Pick<TestNode, 'file' | 'path'>, volumeId: string) =>
     file.call(Node.method.nodeUnstageVolume, { volumeId, stagingTargetPath: path('stage') });
 
   test('use a single-node volume one after the other, and a multi-node volume at the same time', async () => {
@@ -115,8 +115,8 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('two nodes with one N
     await expect(stage(other, volumeId, 'SINGLE_NODE_WRITER')).rejects.toMatchObject({ code: 9 });
     const config = one.path('stowage.yaml');
     const options = ['--plugins', 'none', '--csi', one.path('csi')];
-    const again = await startStowage({ state: one.path('state'), config, options });
-    onTestFinished(() => again.stop());
+    const restarted = await startStowage({ state: one.path('state'), config, options });
+    onTestFinished(() => restarted.stop());
     const file = grpcClient(one.path('csi/file.sock'));
     onTestFinished(() => file.session.destroy());
     await unstage({ file, path: one.path }, volumeId);

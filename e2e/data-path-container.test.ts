@@ -18,23 +18,23 @@ describe.skipIf(needs('root', 'mount', 'docker', 'fuse', 'ganesha'))(
   () => {
     const end = new AbortController();
     const ganesha = ganeshaFolders('container');
-    let root: string;
+    let rootfsTar: string;
 
     beforeAll(async () => {
       const { packages } = lastStage(readFileSync(join(repository, 'deploy', 'Dockerfile'), 'utf8'));
-      ({ tar: root } = await rootfs(packages, runner(end.signal)));
+      ({ tar: rootfsTar } = await rootfs(packages, runner(end.signal)));
     }, 300_000);
     afterAll(() => end.abort());
 
     test('keeps working through kills, upgrades and restarts', { timeout: 120_000 }, async () => {
-      const where = await createServerFolders();
-      let server = await startTestServer(where);
+      const folders = await createServerFolders();
+      let server = await startTestServer(folders);
       const { folder, uri } = ganesha.fresh();
       const { port, mountport } = portsOf(ganesha.server);
       await runCli(server, 'store', 'add', 'silver', `${uri}?port=${port}&mountport=${mountport}`);
       await runCli(server, 'volume', 'create', 'silver/photos');
-      const at = join(where.top, 'mnt');
-      await runCli(server, 'mount', 'silver/photos', at);
+      const mountPoint = join(folders.top, 'mnt');
+      await runCli(server, 'mount', 'silver/photos', mountPoint);
       const log = join(folder, 'photos', 'log');
       const lines = (): readonly string[] =>
         existsSync(log) ? readFileSync(log, 'utf8').split('\n').slice(0, -1) : [];
@@ -52,9 +52,9 @@ describe.skipIf(needs('root', 'mount', 'docker', 'fuse', 'ganesha'))(
 
       // The engine's mount namespace is private, so it sees only mounts that existed before it started.
       await using engine = await startDockerd(end.signal);
-      await engine.docker('import', root, 'plain');
-      const bound = ['--network', 'none', '-v', `${at}:/data`];
-      const id = await engine.docker('run', '-d', ...bound, 'plain', 'sh', '-c', appendLinesScript);
+      await engine.docker('import', rootfsTar, 'plain');
+      const runOptions = ['--network', 'none', '-v', `${mountPoint}:/data`];
+      const id = await engine.docker('run', '-d', ...runOptions, 'plain', 'sh', '-c', appendLinesScript);
       await keepsWriting(() => Promise.resolve());
       for (let i = 0; i < 2; i++) {
         await keepsWriting(killDataPath);
@@ -66,15 +66,15 @@ describe.skipIf(needs('root', 'mount', 'docker', 'fuse', 'ganesha'))(
         await server.ended();
       });
       await keepsWriting(async () => {
-        server = await startTestServer(where);
+        server = await startTestServer(folders);
       });
       await keepsWriting(killDataPath);
-      await run('touch', [join(at, 'stop')]);
+      await run('touch', [join(mountPoint, 'stop')]);
       expect(await engine.docker('wait', id)).toBe('0');
       expect(lines()).toEqual(lines().map((_, i) => `line ${i + 1}`));
       await engine.docker('rm', id);
-      await runCli(server, 'unmount', at);
-      expect(mountsIn(where.top)).toEqual([]);
+      await runCli(server, 'unmount', mountPoint);
+      expect(mountsIn(folders.top)).toEqual([]);
     });
   },
 );

@@ -7,7 +7,7 @@ import { eachBounded } from '#base/each-bounded.ts';
 import { needs } from '#testbed/needs.ts';
 import { sized } from '#testing/sized.ts';
 import { suiteResources } from './docker-fixture.ts';
-import { endsAtOnce, type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
+import { type Host, type RemoteNfsServer, startHost, startRemoteNfsServer, stopAtOnceOptions } from './docker-hosts.ts';
 import { runCli } from './nfs-mount-fixture.ts';
 import { call } from './stowage.ts';
 
@@ -21,20 +21,21 @@ const maxAttempts = 8;
  * Docker's errors for a plugin that is down, or that ends before it answers. Docker then retries the call without its
  * body, and reports every error of Get as "no such volume".
  */
-const unreachable =
+const unreachablePattern =
   /connection refused|no such file or directory|EOF|connection reset|broken pipe|plugin .* not found|request has no (?:Name|ID)|no such volume|volume was not found in the driver/;
 
 /** One minute after its start, Stowage drops mounts that no engine knows. It checks every half minute. */
-const untilDropped = { timeout: 150_000, interval: 500 };
+const dropPollOptions = { timeout: 150_000, interval: 500 };
 
 /** Appends a line to each volume and prints it. */
-const work = `
+const containerScript = `
   for at in /volumes/*; do echo "$1" >>"$at/$1" || exit 3; done
   echo started >>/tmp/starts
   exec sleep 1000`;
-const hasWritten = (times: number): string => `until [ "$(wc -l </tmp/starts)" = ${times} ]; do sleep 0.05; done`;
+const waitForStartsScript = (times: number): string =>
+  `until [ "$(wc -l </tmp/starts)" = ${times} ]; do sleep 0.05; done`;
 
-interface Part {
+interface ContainerPlan {
   readonly container: string;
   readonly volumes: readonly string[];
 }
@@ -45,22 +46,22 @@ interface Refusal {
 }
 const isOnSharedStore = (volume: string): boolean => volume.endsWith('-far');
 const driverOf = (volume: string): string => (isOnSharedStore(volume) ? 'stowage' : 'stowage-local');
-const parts: readonly Part[] = Array.from({ length: containers }, (_, i) => ({
+const plans: readonly ContainerPlan[] = Array.from({ length: containers }, (_, i) => ({
   container: `c${i}`,
   volumes: Array.from({ length: volumesEach }, (_, j) => `v${i}-${j}-${j % 2 === 0 ? 'far' : 'near'}`),
 }));
-const all = parts.flatMap(({ volumes }) => volumes);
+const allVolumes = plans.flatMap(({ volumes }) => volumes);
 
 describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))(
   'many volumes of many containers',
   () => {
     let server: RemoteNfsServer;
     let host: Host;
-    const { all: used, signal } = suiteResources();
+    const { all: resources, signal } = suiteResources();
 
     beforeAll(async () => {
-      server = used.use(await startRemoteNfsServer([{ tag: 'silver' }], signal));
-      host = used.use(await startHost('one', server, signal));
+      server = resources.use(await startRemoteNfsServer([{ tag: 'silver' }], signal));
+      host = resources.use(await startHost('one', server, signal));
       await runCli(host.stowage, 'store', 'add', 'silver', server.uri('silver'));
     }, 60_000);
 
@@ -71,7 +72,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
           return await host.docker(...words);
         } catch (thrown) {
           const { stderr } = thrown as { readonly stderr: string };
-          expect(stderr, words.join(' ')).toMatch(unreachable);
+          expect(stderr, words.join(' ')).toMatch(unreachablePattern);
           if (attempt === maxAttempts) throw thrown;
           await delay(100);
         }
@@ -79,10 +80,10 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     }
 
     /** The time from which each volume certainly existed. */
-    const made = new Map<string, number>();
-    async function make(volume: string): Promise<void> {
+    const creationTimes = new Map<string, number>();
+    async function createVolume(volume: string): Promise<void> {
       await docker('volume', 'create', '-d', driverOf(volume), volume);
-      if (!made.has(volume)) made.set(volume, Date.now());
+      if (!creationTimes.has(volume)) creationTimes.set(volume, Date.now());
     }
     /** Requests that Stowage rejected wrongly. */
     const refusals = (): readonly Refusal[] =>
@@ -95,26 +96,38 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
           // Docker retried the request without its body after it lost the connection, or asked both plugins.
           if (status === 400) return !/^the request has no (?:Name|ID)\.|^volume '\S+' is not for plugin/.test(why);
           // The request arrived before the volume existed.
-          const since = made.get(/'(\S+)'/.exec(why)?.[1] ?? '') ?? Number.POSITIVE_INFINITY;
+          const since = creationTimes.get(/'(\S+)'/.exec(why)?.[1] ?? '') ?? Number.POSITIVE_INFINITY;
           return status !== 404 || Date.parse(time) > since;
         });
-    const listed = async (): Promise<readonly string[]> =>
+    const listVolumes = async (): Promise<readonly string[]> =>
       (await docker('volume', 'ls', '-q')).split('\n').filter(Boolean);
 
-    async function live({ container, volumes }: Part, neighbour: string): Promise<void> {
+    async function runLifeCycle({ container, volumes }: ContainerPlan, neighbour: string): Promise<void> {
       // The last container may already be running or starting.
-      for (const volume of [...volumes, neighbour]) await make(volume);
-      const at = [...volumes, neighbour].flatMap((volume) => ['-v', `${volume}:/volumes/${volume}`]);
-      await docker('create', ...endsAtOnce, '--name', container, ...at, host.image, 'sh', '-c', work, 'sh', container);
+      for (const volume of [...volumes, neighbour]) await createVolume(volume);
+      const volumeOptions = [...volumes, neighbour].flatMap((volume) => ['-v', `${volume}:/volumes/${volume}`]);
+      await docker(
+        'create',
+        ...stopAtOnceOptions,
+        '--name',
+        container,
+        ...volumeOptions,
+        host.image,
+        'sh',
+        '-c',
+        containerScript,
+        'sh',
+        container,
+      );
       for (const times of [1, 2]) {
         await docker('start', container);
-        await docker('exec', container, 'sh', '-c', hasWritten(times));
+        await docker('exec', container, 'sh', '-c', waitForStartsScript(times));
         await docker('stop', container);
       }
       await docker('rm', container);
     }
 
-    async function kill(): Promise<void> {
+    async function killAndRestart(): Promise<void> {
       host.stowage.signal('SIGKILL');
       await host.stowage.ended();
       await host.start();
@@ -127,7 +140,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       expect([status, body['Err']]).toEqual([200, '']);
       return String(body['Mountpoint']);
     }
-    const left = (): readonly string[] =>
+    const remainingEntries = (): readonly string[] =>
       ['published', 'mounts'].flatMap((name) => readdirSync(join(host.top, 's', name)));
 
     /** Kills Stowage repeatedly, and checks after each restart that it still knows all volumes. */
@@ -135,32 +148,32 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       let kills = 0;
       while (!until.aborted || kills < minKills) {
         await delay(Math.random() * 3_000, undefined, { signal: until }).catch(() => undefined);
-        await kill();
+        await killAndRestart();
         kills += 1;
-        const before = [...made.keys()];
-        expect(await listed()).toEqual(expect.arrayContaining(before));
+        const before = [...creationTimes.keys()];
+        expect(await listVolumes()).toEqual(expect.arrayContaining(before));
       }
       return kills;
     }
 
     test('stay usable while Stowage is killed repeatedly', { timeout: 600_000 }, async () => {
-      const done = new AbortController();
-      const harassing = killRepeatedly(done.signal);
+      const abort = new AbortController();
+      const killing = killRepeatedly(abort.signal);
       try {
-        await eachBounded(parts, concurrency, async (part) => {
-          const next = parts[(parts.indexOf(part) + 1) % parts.length];
-          await live(part, next?.volumes[0] ?? '');
+        await eachBounded(plans, concurrency, async (part) => {
+          const next = plans[(plans.indexOf(part) + 1) % plans.length];
+          await runLifeCycle(part, next?.volumes[0] ?? '');
         });
       } finally {
-        done.abort();
-        await harassing.catch(() => undefined);
+        abort.abort();
+        await killing.catch(() => undefined);
       }
-      expect(await harassing).toBeGreaterThanOrEqual(minKills);
+      expect(await killing).toBeGreaterThanOrEqual(minKills);
 
-      expect((await listed()).toSorted()).toEqual(all.toSorted());
+      expect((await listVolumes()).toSorted()).toEqual(allVolumes.toSorted());
       expect(refusals()).toEqual([]);
-      for (const [i, { container, volumes }] of parts.entries()) {
-        const before = parts.at(i - 1)?.container ?? '';
+      for (const [i, { container, volumes }] of plans.entries()) {
+        const before = plans.at(i - 1)?.container ?? '';
         for (const volume of volumes) {
           const top = isOnSharedStore(volume) ? server.folder('silver') : join(host.top, 's', 'stores', 'local');
           const writers = volume === volumes[0] ? [container, before] : [container];
@@ -169,17 +182,17 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
         }
       }
       // The running Stowage removes mounts that a crash left behind, without any request.
-      const lost = await Promise.all((parts[0]?.volumes ?? []).map(mountWithoutAnswer));
-      await kill();
-      expect(await host.mounts()).toEqual(expect.arrayContaining(lost));
-      await expect.poll(() => host.mounts(), untilDropped).toEqual([]);
+      const orphanedMounts = await Promise.all((plans[0]?.volumes ?? []).map(mountWithoutAnswer));
+      await killAndRestart();
+      expect(await host.mounts()).toEqual(expect.arrayContaining(orphanedMounts));
+      await expect.poll(() => host.mounts(), dropPollOptions).toEqual([]);
       // Stowage removes a target folder shortly after the unmount.
-      await expect.poll(left, untilDropped).toEqual([]);
+      await expect.poll(remainingEntries, dropPollOptions).toEqual([]);
       expect((await host.stowage.api('GET', '/v1/mounts')).body['items']).toEqual([]);
 
       // No use of a volume is left that prevents its deletion.
-      await eachBounded(all, concurrency, async (volume) => void (await host.docker('volume', 'rm', volume)));
-      expect(await listed()).toEqual([]);
+      await eachBounded(allVolumes, concurrency, async (volume) => void (await host.docker('volume', 'rm', volume)));
+      expect(await listVolumes()).toEqual([]);
       expect(refusals()).toEqual([]);
       await host.stowage.stop();
       using records = new DatabaseSync(join(host.top, 's', 'state.db'), { readOnly: true });

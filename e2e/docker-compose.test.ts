@@ -12,7 +12,7 @@ import { runInside } from '#testbed/machine.ts';
 import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { appendLinesScript } from './docker-fixture.ts';
-import { ganeshaIn, type ServerInside, untilAnswering } from './stowage-container.ts';
+import { ganeshaIn, type InnerNfsServer, waitUntilAnswering } from './stowage-container.ts';
 
 const guide = (): string => readFileSync(join(repository, 'docs', 'docker.md'), 'utf8');
 
@@ -23,10 +23,10 @@ const documentedProject = (): string =>
 /** The command that begins with `start`, below a heading of the guide. */
 function documentedCommand(heading: string, start: string): string {
   const lines = guide().split('\n');
-  const at = lines.indexOf(heading);
-  if (at === -1) expect.fail(`${heading} is not in the guide`);
-  const below = lines.slice(at);
-  return below.find((line) => line.startsWith(start)) ?? expect.fail(`${start} is not in the guide`);
+  const headingIndex = lines.indexOf(heading);
+  if (headingIndex === -1) expect.fail(`${heading} is not in the guide`);
+  const linesBelow = lines.slice(headingIndex);
+  return linesBelow.find((line) => line.startsWith(start)) ?? expect.fail(`${start} is not in the guide`);
 }
 
 const nextImage = 'stowage:next';
@@ -34,22 +34,22 @@ const required = ['root', 'docker', 'compose', 'busybox', 'mount', 'fuse', 'gane
 
 describe.skipIf(needs(...required))('docker compose', () => {
   const end = new AbortController();
-  const all = new AsyncDisposableStack();
+  const resources = new AsyncDisposableStack();
   const { signal } = end;
   let engine: Engine;
-  let nfs: ServerInside;
+  let nfs: InnerNfsServer;
   let album: string;
 
   const docker = (...words: readonly string[]): Promise<string> => engine.docker(...words);
   const stowage = (...words: readonly string[]): Promise<string> => docker('exec', 'stowage', 'stowage', ...words);
-  const ofStowage = (words: readonly string[], env: Readonly<Record<string, string>> = {}): Promise<string> =>
+  const composeStowage = (words: readonly string[], env: Readonly<Record<string, string>> = {}): Promise<string> =>
     dockerCompose(engine, repository, ['-f', 'deploy/compose.yaml', ...words], { env, signal });
-  const ofUser = (...words: readonly string[]): Promise<string> => dockerCompose(engine, album, words, { signal });
-  const upOfUser = async (): Promise<string> => {
+  const composeUser = (...words: readonly string[]): Promise<string> => dockerCompose(engine, album, words, { signal });
+  const startUserProject = async (): Promise<string> => {
     onTestFinished(async () => {
-      await ofUser('down', '-t', '0', '-v');
+      await composeUser('down', '-t', '0', '-v');
     });
-    return await ofUser('up', '-d');
+    return await composeUser('up', '-d');
   };
   const inspect = async (what: string, field: string): Promise<unknown> =>
     JSON.parse(await docker('inspect', '--format', `{{json ${field}}}`, what));
@@ -57,8 +57,8 @@ describe.skipIf(needs(...required))('docker compose', () => {
     (await docker(...words)).split('\n').filter(Boolean).toSorted();
   const keepers = (): Promise<readonly string[]> =>
     list('ps', '-q', '--no-trunc', '--filter', 'label=stowage.dev/keeper');
-  const inRun = (...words: readonly string[]): readonly string[] => ['run', '--network', 'none', ...words];
-  const logged = (volume: string): readonly string[] =>
+  const runWords = (...words: readonly string[]): readonly string[] => ['run', '--network', 'none', ...words];
+  const loggedLines = (volume: string): readonly string[] =>
     readFileSync(join(nfs.folder('silver'), volume, 'log'), 'utf8')
       .split('\n')
       .slice(0, -1);
@@ -66,29 +66,29 @@ describe.skipIf(needs(...required))('docker compose', () => {
   beforeAll(async () => {
     const tar = await buildImage(signal);
     // The engine also listens on the socket that compose.yaml names.
-    engine = all.use(await startDockerd(signal, { bridges: true, args: ['--host', 'unix:///run/docker.sock'] }));
-    nfs = all.use(await ganeshaIn(engine, [{ tag: 'silver' }], signal));
+    engine = resources.use(await startDockerd(signal, { bridges: true, args: ['--host', 'unix:///run/docker.sock'] }));
+    nfs = resources.use(await ganeshaIn(engine, [{ tag: 'silver' }], signal));
     await docker('load', '--quiet', '--input', tar);
     await docker('tag', await loadBusybox(engine, signal), 'busybox');
     await docker('tag', imageName, 'stowage');
     // A new version of Stowage is a new image.
-    const made = await docker('create', imageName);
-    await docker('commit', '--change', 'LABEL org.opencontainers.image.version=next', made, nextImage);
-    await docker('rm', '-v', made);
+    const container = await docker('create', imageName);
+    await docker('commit', '--change', 'LABEL org.opencontainers.image.version=next', container, nextImage);
+    await docker('rm', '-v', container);
     const top = await mkdtemp(join(tmpdir(), 'stowage-compose-'));
-    all.defer(() => rm(top, { recursive: true }));
+    resources.defer(() => rm(top, { recursive: true }));
     // Compose names a project after its folder.
     album = join(top, 'album');
     await mkdir(album);
     await writeFile(join(album, 'compose.yaml'), documentedProject());
     for (const start of ['install ', 'mkdir '])
       await runInside(engine, 'sh', '-c', documentedCommand('### docker compose', start));
-    await ofStowage(['up', '-d']);
-    await untilAnswering(engine);
+    await composeStowage(['up', '-d']);
+    await waitUntilAnswering(engine);
     await stowage('store', 'add', 'silver', nfs.uri('silver'));
   }, 300_000);
   afterAll(async () => {
-    await all.disposeAsync();
+    await resources.disposeAsync();
     end.abort();
   }, 60_000);
 
@@ -112,15 +112,15 @@ describe.skipIf(needs(...required))('docker compose', () => {
     onTestFinished(async () => {
       await docker('volume', 'rm', 'first');
     });
-    const using = inRun('--rm', '-v', 'first:/data', 'busybox');
-    await docker(...using, 'sh', '-c', 'echo hello >/data/note');
-    expect(await docker(...using, 'cat', '/data/note')).toBe('hello');
+    const runBusybox = runWords('--rm', '-v', 'first:/data', 'busybox');
+    await docker(...runBusybox, 'sh', '-c', 'echo hello >/data/note');
+    expect(await docker(...runBusybox, 'cat', '/data/note')).toBe('hello');
     expect(readFileSync(join(nfs.folder('silver'), 'first', 'note'), 'utf8')).toBe('hello\n');
   });
 
   test('replaces Stowage while a container writes to a volume', { timeout: 180_000 }, async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'busy');
-    await docker(...inRun('-d', '--name', 'writer', '-v', 'busy:/data', 'busybox', 'sh', '-c', appendLinesScript));
+    await docker(...runWords('-d', '--name', 'writer', '-v', 'busy:/data', 'busybox', 'sh', '-c', appendLinesScript));
     onTestFinished(async () => {
       await docker('rm', '-f', 'writer');
       await docker('volume', 'rm', 'busy');
@@ -128,87 +128,90 @@ describe.skipIf(needs(...required))('docker compose', () => {
     /** The container keeps writing after the disturbance. */
     const keepsWriting = async (disturb: () => Promise<unknown>): Promise<void> => {
       await disturb();
-      const before = logged('busy').length;
+      const before = loggedLines('busy').length;
       await eventually(
-        () => logged('busy').length,
-        (now) => now > before,
+        () => loggedLines('busy').length,
+        (count) => count > before,
       );
     };
     await eventually(
       () => docker('exec', 'writer', 'ls', '/data'),
-      (said) => said === 'log',
+      (output) => output === 'log',
     );
-    const [kept, old] = [await keepers(), await inspect('stowage', '.Id')];
-    expect(kept).toHaveLength(1);
-    const replaced = async (image: string): Promise<void> => {
-      await ofStowage(['up', '-d'], { STOWAGE_IMAGE: image });
-      await untilAnswering(engine);
+    const [keepersBefore, idBefore] = [await keepers(), await inspect('stowage', '.Id')];
+    expect(keepersBefore).toHaveLength(1);
+    const replaceStowage = async (image: string): Promise<void> => {
+      await composeStowage(['up', '-d'], { STOWAGE_IMAGE: image });
+      await waitUntilAnswering(engine);
       expect(await inspect('stowage', '.Config.Image')).toBe(image);
     };
-    await keepsWriting(() => replaced(nextImage));
-    expect([await inspect('stowage', '.Id'), await keepers()]).toEqual([expect.not.stringMatching(`${old}`), kept]);
+    await keepsWriting(() => replaceStowage(nextImage));
+    expect([await inspect('stowage', '.Id'), await keepers()]).toEqual([
+      expect.not.stringMatching(`${idBefore}`),
+      keepersBefore,
+    ]);
     await expect(stowage('volume', 'delete', 'silver/busy')).rejects.toThrow('container writer');
 
     // The commands for users who don't want to replace Stowage while containers run.
-    await keepsWriting(() => ofStowage(['down']));
-    await keepsWriting(() => replaced('stowage'));
-    expect(await keepers()).toEqual(kept);
+    await keepsWriting(() => composeStowage(['down']));
+    await keepsWriting(() => replaceStowage('stowage'));
+    expect(await keepers()).toEqual(keepersBefore);
 
-    await docker(...inRun('--rm', '-v', 'busy:/data', 'busybox', 'touch', '/data/stop'));
+    await docker(...runWords('--rm', '-v', 'busy:/data', 'busybox', 'touch', '/data/stop'));
     expect(await docker('wait', 'writer')).toBe('0');
-    expect(logged('busy')).toEqual(logged('busy').map((_, i) => `line ${i + 1}`));
+    expect(loggedLines('busy')).toEqual(loggedLines('busy').map((_, i) => `line ${i + 1}`));
   });
 
   test('creates the volume of a project, shares it between services, and keeps it', { timeout: 120_000 }, async () => {
-    await upOfUser();
+    await startUserProject();
     await eventually(
-      () => ofUser('logs', 'viewer'),
-      (said) => /UTC \d{4}$/m.test(said),
+      () => composeUser('logs', 'viewer'),
+      (output) => /UTC \d{4}$/m.test(output),
     );
     expect(await inspect('album_photos', '.Driver')).toBe('stowage');
     expect(await stowage('volume', 'show', 'silver/album_photos')).toMatch(/1(\.0+)? ?GiB/);
-    const lines = logged('album_photos').length;
-    await ofUser('down', '-t', '0');
+    const lines = loggedLines('album_photos').length;
+    await composeUser('down', '-t', '0');
     expect(await list('volume', 'ls', '-q')).toContain('album_photos');
-    await ofUser('up', '-d');
+    await composeUser('up', '-d');
     await eventually(
-      () => logged('album_photos').length,
-      (now) => now > lines,
+      () => loggedLines('album_photos').length,
+      (count) => count > lines,
     );
-    await ofUser('down', '-t', '0', '-v');
+    await composeUser('down', '-t', '0', '-v');
     expect(await readdir(nfs.folder('silver'))).not.toContain('album_photos');
   });
 
   test('uses an existing volume, as on a second host', { timeout: 120_000 }, async () => {
     await stowage('volume', 'create', 'silver/album_photos');
-    expect(await upOfUser()).toContain('was not created by Docker Compose');
+    expect(await startUserProject()).toContain('was not created by Docker Compose');
     await eventually(
-      () => ofUser('logs', 'viewer'),
-      (said) => /UTC \d{4}$/m.test(said),
+      () => composeUser('logs', 'viewer'),
+      (output) => /UTC \d{4}$/m.test(output),
     );
-    await ofUser('down', '-t', '0', '-v');
+    await composeUser('down', '-t', '0', '-v');
     expect(await readdir(nfs.folder('silver'))).not.toContain('album_photos');
   });
 
   test('does not delete the volume of a project while another container uses it', { timeout: 120_000 }, async () => {
-    const outside = ['--name', 'outside', '--volume-driver', 'stowage', 'busybox'];
-    const naming = (volume: string): readonly string[] => outside.toSpliced(-1, 0, '-v', `${volume}:/data`);
+    const containerWords = ['--name', 'outside', '--volume-driver', 'stowage', 'busybox'];
+    const createWords = (volume: string): readonly string[] => containerWords.toSpliced(-1, 0, '-v', `${volume}:/data`);
     onTestFinished(async () => {
       await docker('rm', '-f', 'outside');
     });
-    await upOfUser();
-    await docker('create', ...naming('album_photos'));
+    await startUserProject();
+    await docker('create', ...createWords('album_photos'));
     // Docker itself refuses to remove the volume. Compose prints the error and continues.
-    expect(await ofUser('down', '-t', '0', '-v')).toContain('still in use');
+    expect(await composeUser('down', '-t', '0', '-v')).toContain('still in use');
     expect(await list('volume', 'ls', '-q')).toContain('album_photos');
     await docker('rm', 'outside');
 
-    // Only Stowage knows that both names mean the same volume.
-    await docker('create', ...naming('silver..album_photos'));
-    await expect(ofUser('down', '-v')).rejects.toThrow('container outside');
+    // Only Stowage knows that both names refer to the same volume.
+    await docker('create', ...createWords('silver..album_photos'));
+    await expect(composeUser('down', '-v')).rejects.toThrow('container outside');
     expect(await readdir(nfs.folder('silver'))).toContain('album_photos');
     await docker('rm', 'outside');
-    await ofUser('down', '-v');
+    await composeUser('down', '-v');
     expect(await readdir(nfs.folder('silver'))).not.toContain('album_photos');
   });
 
@@ -219,12 +222,12 @@ describe.skipIf(needs(...required))('docker compose', () => {
         .split('\n')
         .filter((line) => / \/(var\/lib|run)\/stowage\b/.test(line));
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'last');
-    await docker(...inRun('--rm', '-v', 'last:/data', 'busybox', 'touch', '/data/file'));
+    await docker(...runWords('--rm', '-v', 'last:/data', 'busybox', 'touch', '/data/file'));
     expect(await keepers()).toHaveLength(1);
     expect(await mounts()).not.toEqual([]);
     await docker('volume', 'rm', 'last');
     expect(await list('volume', 'ls', '-q')).toEqual([]);
-    await ofStowage(['down']);
+    await composeStowage(['down']);
     await eventually(
       () => list('ps', '-aq'),
       (left) => left.length === 0,

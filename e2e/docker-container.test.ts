@@ -10,7 +10,13 @@ import { runInside } from '#testbed/machine.ts';
 import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { appendLinesScript } from './docker-fixture.ts';
-import { documentedRun, ganeshaIn, type ServerInside, startStowageIn, volumesBelow } from './stowage-container.ts';
+import {
+  documentedRunWords,
+  ganeshaIn,
+  type InnerNfsServer,
+  startStowageIn,
+  volumesBelow,
+} from './stowage-container.ts';
 
 interface Service {
   readonly [key: string]: string | boolean | readonly string[];
@@ -36,13 +42,13 @@ test('compose.yaml and the documented docker run command agree', () => {
     command: '',
   };
   const words = Object.entries(services.stowage).flatMap(([key, value]) =>
-    [value].flat().map((one) => {
-      const flag = flags[key] ?? expect.fail(`not known here: ${key}`);
-      const said = key === 'stop_grace_period' ? String(one).replace(/s$/, '') : String(one);
-      return one === true ? flag : `${flag} ${said}`.trim();
+    [value].flat().map((item) => {
+      const flag = flags[key] ?? expect.fail(`unknown key: ${key}`);
+      const text = key === 'stop_grace_period' ? String(item).replace(/s$/, '') : String(item);
+      return item === true ? flag : `${flag} ${text}`.trim();
     }),
   );
-  const documented = documentedRun()
+  const documented = documentedRunWords()
     .join(' ')
     .replace('run -d ', '')
     .split(/ (?=-)| (?=stowage node$)|(?<= stowage) (?=node$)/);
@@ -55,9 +61,9 @@ const required = ['root', 'docker', 'busybox', 'mount', 'fuse', 'ganesha'] as co
 
 describe.skipIf(needs(...required))('Stowage as a container', () => {
   const end = new AbortController();
-  const all = new AsyncDisposableStack();
+  const resources = new AsyncDisposableStack();
   let engine: Engine;
-  let nfs: ServerInside;
+  let nfs: InnerNfsServer;
   let busybox: string;
 
   const docker = (...words: readonly string[]): Promise<string> => engine.docker(...words);
@@ -69,7 +75,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
   const keeper = async (name = 'host'): Promise<string> => (await keepers(name))[0] ?? expect.fail('no keeper');
   const inspect = async (container: string, field: string): Promise<unknown> =>
     JSON.parse(await docker('inspect', '--format', `{{json ${field}}}`, container));
-  const using = (volume: string, ...words: readonly string[]): Promise<string> =>
+  const runWithVolume = (volume: string, ...words: readonly string[]): Promise<string> =>
     docker('run', '--rm', '--network', 'none', '-v', `${volume}:/data`, busybox, ...words);
   const linesIn = (log: string): readonly string[] =>
     existsSync(log) ? readFileSync(log, 'utf8').split('\n').slice(0, -1) : [];
@@ -77,14 +83,14 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
 
   beforeAll(async () => {
     const tar = await buildImage(end.signal);
-    engine = all.use(await startDockerd(end.signal, { bridges: true }));
-    nfs = all.use(await ganeshaIn(engine, exports, end.signal));
+    engine = resources.use(await startDockerd(end.signal, { bridges: true }));
+    nfs = resources.use(await ganeshaIn(engine, exports, end.signal));
     await docker('load', '--quiet', '--input', tar);
     busybox = await loadBusybox(engine, end.signal);
     // A new version of Stowage is a new image.
-    const made = await docker('create', imageName);
-    await docker('commit', '--change', 'LABEL org.opencontainers.image.version=next', made, nextImage);
-    await docker('rm', '-v', made);
+    const createdContainer = await docker('create', imageName);
+    await docker('commit', '--change', 'LABEL org.opencontainers.image.version=next', createdContainer, nextImage);
+    await docker('rm', '-v', createdContainer);
     await runInside(engine, 'mkdir', '-p', '/var/lib/stowage/disk', '/etc/stowage');
     await startStowageIn(engine, imageName);
     await stowage('store', 'add', 'disk', 'local:///var/lib/stowage/disk');
@@ -92,16 +98,18 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     await stowage('store', 'add', 'low', `${nfs.uri('low')}&sourceport=privileged`);
   }, 300_000);
   afterAll(async () => {
-    await all.disposeAsync();
+    await resources.disposeAsync();
     end.abort();
   }, 60_000);
 
-  test('is replaced, and then its data path, while containers write', { timeout: 120_000 }, async () => {
+  test('can be replaced, and then its data path, while containers write', { timeout: 120_000 }, async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'photos');
     await docker('volume', 'create', '-d', 'stowage-local', '-o', 'store=disk', 'things');
     const logs = {
       photos: join(nfs.folder('silver'), 'photos', 'log'),
-      things: await runInside(engine, 'readlink', '-f', '/var/lib/stowage/disk/things').then((at) => join(at, 'log')),
+      things: await runInside(engine, 'readlink', '-f', '/var/lib/stowage/disk/things').then((path) =>
+        join(path, 'log'),
+      ),
     };
     const counts = async (): Promise<readonly number[]> => [
       linesIn(logs.photos).length,
@@ -126,7 +134,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     const keepWriting = async (disturb: () => Promise<unknown>): Promise<void> => {
       await disturb();
       const before = await counts();
-      await eventually(counts, (now) => now.every((count, i) => count > (before[i] ?? 0)));
+      await eventually(counts, (countsNow) => countsNow.every((count, i) => count > (before[i] ?? 0)));
     };
     await keepWriting(() => Promise.resolve());
     const [first, mounted] = [await keeper(), await mountOf('photos')];
@@ -135,7 +143,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     expect([await keepers(), await mountOf('photos')]).toEqual([[first], mounted]);
     // The new Stowage knows which containers use the volume.
     await expect(stowage('volume', 'delete', 'silver/photos')).rejects.toThrow('container photos');
-    expect(await using('photos', 'tail', '-n', '1', '/data/log')).toMatch(/^line \d+$/);
+    expect(await runWithVolume('photos', 'tail', '-n', '1', '/data/log')).toMatch(/^line \d+$/);
 
     await keepWriting(() => stowage('client', 'upgrade'));
     const [second, ...others] = await eventually(keepers, (found) => found.length === 1 && found[0] !== first);
@@ -145,9 +153,9 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     await keepWriting(() => docker('stop', 'stowage'));
     await keepWriting(() => docker('start', 'stowage'));
     for (const volume of ['photos', 'things']) {
-      await using(volume, 'touch', '/data/stop');
+      await runWithVolume(volume, 'touch', '/data/stop');
       expect(await docker('wait', volume)).toBe('0');
-      const lines = (await using(volume, 'cat', '/data/log')).split('\n');
+      const lines = (await runWithVolume(volume, 'cat', '/data/log')).split('\n');
       expect(lines).toEqual(lines.map((_, i) => `line ${i + 1}`));
       await docker('rm', volume);
       await docker('volume', 'rm', volume);
@@ -161,13 +169,13 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
       await docker('rm', '-f', 'plain');
       await docker('volume', 'rm', 'plain');
     });
-    const it = await keeper();
+    const container = await keeper();
     const folder = '/run/stowage/keepers/host';
-    expect(await inspect(it, '.Mounts')).toEqual([
+    expect(await inspect(container, '.Mounts')).toEqual([
       expect.objectContaining({ Type: 'bind', Source: folder, Destination: folder }),
     ]);
-    expect(await inspect(it, '.Config.User')).toMatch(/^6\d{4}:6\d{4}$/);
-    expect(await inspect(it, '.HostConfig')).toMatchObject({
+    expect(await inspect(container, '.Config.User')).toMatch(/^6\d{4}:6\d{4}$/);
+    expect(await inspect(container, '.HostConfig')).toMatchObject({
       Privileged: false,
       ReadonlyRootfs: true,
       AutoRemove: true,
@@ -175,8 +183,8 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
       CapDrop: ['ALL'],
       NetworkMode: 'host',
     });
-    expect((await inspect(it, '.HostConfig.CapAdd')) ?? []).toEqual([]);
-    for (const status of await statusesOf(it)) {
+    expect((await inspect(container, '.HostConfig.CapAdd')) ?? []).toEqual([]);
+    for (const status of await statusesOf(container)) {
       expect(status).toMatch(/^CapEff:\t0+$/m);
       expect(status).toMatch(/^CapBnd:\t0+$/m);
       expect(status).toMatch(/^NoNewPrivs:\t1$/m);
@@ -240,8 +248,8 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     const before = await keeper();
     await docker('rm', '-f', before);
     await eventually(
-      () => using('broken', 'ls', '/data').catch(() => ''),
-      (said) => said === 'file',
+      () => runWithVolume('broken', 'ls', '/data').catch(() => ''),
+      (output) => output === 'file',
     );
     expect(await keeper()).not.toBe(before);
   });
@@ -258,24 +266,24 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     const pid = rows.find((row) => row.includes('stowage keeper'))?.split(/\s+/)[1] ?? expect.fail(rows.join('\n'));
     await runInside(engine, 'kill', '-STOP', pid);
     await docker('exec', 'hung', 'touch', '/data/during');
-    const isReplaced = async (): Promise<number> => (await keepers()).length;
+    const countKeepers = async (): Promise<number> => (await keepers()).length;
     const until = AbortSignal.timeout(60_000);
-    while ((await isReplaced()) < 2 && !until.aborted) await eventually(isReplaced, () => true);
+    while ((await countKeepers()) < 2 && !until.aborted) await eventually(countKeepers, () => true);
     await docker('exec', 'hung', 'touch', '/data/after');
     await eventually(
       () => stowage('client', 'status'),
-      (said) => /serving +1/.test(said),
+      (output) => /serving +1/.test(output),
     );
     await stowage('client', 'upgrade');
     await eventually(keepers, (found) => found.length === 1 && found[0] !== before);
     expect(await docker('exec', 'hung', 'ls', '/data')).toBe('after\nduring');
   });
 
-  test('starts again with its engine, and so do containers with volumes', { timeout: 180_000 }, async () => {
+  test('starts again together with its engine and the containers that use volumes', { timeout: 180_000 }, async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'kept');
     const apps = ['one', 'two', 'three'];
-    const using = ['--network', 'none', '--stop-signal', 'KILL', '-v', 'kept:/data', busybox, 'sleep', '1000'];
-    for (const app of apps) await docker('run', '-d', '--name', app, '--restart', 'always', ...using);
+    const runOptions = ['--network', 'none', '--stop-signal', 'KILL', '-v', 'kept:/data', busybox, 'sleep', '1000'];
+    for (const app of apps) await docker('run', '-d', '--name', app, '--restart', 'always', ...runOptions);
     await docker('exec', 'one', 'touch', '/data/file');
     expect(await volumesBelow(engine, '/var/lib/stowage')).not.toEqual([]);
     const since = performance.now();
@@ -305,16 +313,16 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     await runInside(engine, 'sh', '-c', 'echo text >/var/lib/stowage/library/books/file');
     await stowage('store', 'add', 'library', 'local:///var/lib/stowage/library?readOnly=true');
     const name = 'library..books';
-    expect(await using(name, 'cat', '/data/file')).toBe('text');
-    await expect(using(name, 'touch', '/data/new')).rejects.toThrow('Read-only file system');
-    await expect(using(name, 'sh', '-c', 'echo more >/data/file')).rejects.toThrow('Read-only file system');
-    expect(await using(name, 'grep', ' /data ', '/proc/mounts')).toMatch(/ ro,nosuid,nodev/);
+    expect(await runWithVolume(name, 'cat', '/data/file')).toBe('text');
+    await expect(runWithVolume(name, 'touch', '/data/new')).rejects.toThrow('Read-only file system');
+    await expect(runWithVolume(name, 'sh', '-c', 'echo more >/data/file')).rejects.toThrow('Read-only file system');
+    expect(await runWithVolume(name, 'grep', ' /data ', '/proc/mounts')).toMatch(/ ro,nosuid,nodev/);
     expect(await runInside(engine, 'ls', '/var/lib/stowage/library/books')).toBe('file');
   });
 
   test('deletes volumes together with their files', async () => {
     await docker('volume', 'create', '-d', 'stowage-local', '-o', 'store=disk', 'sticky');
-    await using('sticky', 'sh', '-c', 'cd /data; mkdir t; touch t/f; chown 1:1 t/f; chmod 1777 t; chown 2:2 t');
+    await runWithVolume('sticky', 'sh', '-c', 'cd /data; mkdir t; touch t/f; chown 1:1 t/f; chmod 1777 t; chown 2:2 t');
     await docker('volume', 'rm', 'sticky');
     await eventually(
       () => runInside(engine, 'ls', '/var/lib/stowage/disk', '/var/lib/stowage/disk/.stowage/deleting'),
@@ -324,7 +332,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
 
   test('leaves nothing behind when it is stopped while no volume is in use', { timeout: 60_000 }, async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'last');
-    await using('last', 'touch', '/data/file');
+    await runWithVolume('last', 'touch', '/data/file');
     await keeper();
     await docker('volume', 'rm', 'last');
     await docker('stop', 'stowage');

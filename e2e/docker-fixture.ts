@@ -15,31 +15,31 @@ export interface SuiteResources {
 }
 
 export function suiteResources(): SuiteResources {
-  const over = new AbortController();
-  const all = new AsyncDisposableStack();
+  const abort = new AbortController();
+  const resources = new AsyncDisposableStack();
   afterAll(async () => {
-    await all.disposeAsync();
-    over.abort();
+    await resources.disposeAsync();
+    abort.abort();
   }, 60_000);
-  return { all, signal: over.signal };
+  return { all: resources, signal: abort.signal };
 }
 
 /** A folder that other users may enter: the data path runs as nobody, and NFS servers may map clients to any user. */
 export async function worldReadableFolder(prefix: string, all: AsyncDisposableStack): Promise<string> {
-  const at = await realpath(await mkdtemp(join(tmpdir(), prefix)));
-  all.defer(() => rm(at, { recursive: true, force: true }));
-  await chmod(at, 0o755);
-  return at;
+  const folder = await realpath(await mkdtemp(join(tmpdir(), prefix)));
+  all.defer(() => rm(folder, { recursive: true, force: true }));
+  await chmod(folder, 0o755);
+  return folder;
 }
 
-type Run = (...words: readonly string[]) => Promise<string>;
+type RunEngine = (...words: readonly string[]) => Promise<string>;
 
 /** Runs an engine's command that must fail, and returns its error output. */
 export const expectFailure =
-  (run: Run): Run =>
+  (run: RunEngine): RunEngine =>
   (...words) =>
     run(...words).then(
-      (said) => Promise.reject(new Error(`it was not refused: ${said}`)),
+      (output) => Promise.reject(new Error(`it was not refused: ${output}`)),
       (thrown: { readonly stderr: string }) => thrown.stderr,
     );
 

@@ -27,8 +27,8 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
 
   test('shares a volume, and deletes it only when no container on either host references it', async () => {
     await create(one, 'photos');
-    const [there] = JSON.parse(await two.docker('volume', 'inspect', 'photos'));
-    expect(there).toMatchObject({ Driver: 'stowage', Scope: 'global', Status: { store: 'silver' } });
+    const [inspected] = JSON.parse(await two.docker('volume', 'inspect', 'photos'));
+    expect(inspected).toMatchObject({ Driver: 'stowage', Scope: 'global', Status: { store: 'silver' } });
     await one.startIdleContainer('first', 'photos');
     await two.docker('run', '-d', '--name', 'second', '-v', 'photos:/data', two.image, 'sleep', '1000');
     await one.docker('exec', 'first', 'sh', '-c', 'echo seen >/data/file');
@@ -39,12 +39,12 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
 
     await two.docker('rm', '-f', 'second');
     await expect.poll(() => one.recordedUsers('silver..photos'), pollOptions).toEqual(['one: container first']);
-    expect(await one.refused('volume', 'rm', 'photos')).toMatch(/in use/);
+    expect(await one.errorOf('volume', 'rm', 'photos')).toMatch(/in use/);
     expect(await destroy(one, 'photos')).toMatchObject(inUse('container first'));
     // Docker on that host knows no container with the volume. Stowage refuses, and names the host that uses the volume.
-    const said = await two.refused('volume', 'rm', 'photos');
-    expect(said).toContain('container first');
-    expect(said).toMatch(/\bone\b/);
+    const error = await two.errorOf('volume', 'rm', 'photos');
+    expect(error).toContain('container first');
+    expect(error).toMatch(/\bone\b/);
     expect(await destroy(two, 'photos')).toMatchObject(inUse('container first'));
 
     await one.docker('stop', 'first');
@@ -52,7 +52,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     await expect.poll(() => one.mounts(), pollOptions).toEqual([]);
     await expect.poll(() => two.recordedUsers('silver..photos'), pollOptions).toEqual(['one: container first']);
     for (const host of [one, two]) expect(await destroy(host, 'photos')).toMatchObject(inUse('container first'));
-    expect(await two.refused('volume', 'rm', 'photos')).toContain('container first');
+    expect(await two.errorOf('volume', 'rm', 'photos')).toContain('container first');
 
     await one.docker('rm', 'first');
     await expect.poll(() => two.recordedUsers('silver..photos'), pollOptions).toEqual([]);
@@ -88,7 +88,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     const refusal = await destroy(two, 'left');
     expect(refusal).toMatchObject(inUse('container lost'));
     expect(refusal.stderr).toMatch(/\bone\b/);
-    expect(await two.refused('volume', 'rm', 'left')).toContain('container lost');
+    expect(await two.errorOf('volume', 'rm', 'left')).toContain('container lost');
     const { body } = await two.stowage.api('GET', '/v1/volumes/silver..left');
     const [{ host }] = body['uses'] as [{ readonly host: string }];
     await runCli(two.stowage, 'volume', 'release', 'silver/left', '--host', host, '--yes');

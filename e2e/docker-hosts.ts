@@ -43,42 +43,42 @@ export async function startRemoteNfsServer(
   await using stack = new AsyncDisposableStack();
   const top = await worldReadableFolder('stowage-far-', stack);
   const folder = (tag: string): string => join(top, tag);
-  const located = ({ tag, ...rest }: Omit<GaneshaExport, 'path'>) => ({ ...rest, tag, path: folder(tag) });
+  const withPath = ({ tag, ...rest }: Omit<GaneshaExport, 'path'>) => ({ ...rest, tag, path: folder(tag) });
   const [first, ...others] = exports;
   for (const { tag } of exports) await mkdir(folder(tag));
   const mounts = readFileSync('/proc/self/mounts', 'utf8').split('\n');
   // The exported folders are on the root file system of this machine, or on /tmp.
-  const tables = mounts.filter((line) => ['/', '/tmp'].includes(line.split(' ')[1] ?? ''));
-  await writeFile(join(top, 'mounts'), `${tables.join('\n')}\n`);
+  const mountLines = mounts.filter((line) => ['/', '/tmp'].includes(line.split(' ')[1] ?? ''));
+  await writeFile(join(top, 'mounts'), `${mountLines.join('\n')}\n`);
   const source = join(repository, 'e2e', 'testbed', 'ganesha', 'preload.c');
   const preload = cachedBuild('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so').tool();
   const daemon = await ganeshaDaemon({
     folder: top,
-    exports: [located(first), ...others.map(located)],
+    exports: [withPath(first), ...others.map(withPath)],
     listen,
     signal,
     commandPrefix: inOwnNetwork,
     env: { ...quietEnvironment(top), LD_PRELOAD: preload, STOWAGE_MOUNTS: join(top, 'mounts') },
   });
   stack.defer(() => daemon.kill());
-  let last = 1;
-  const all = stack.move();
+  let lastNumber = 1;
+  const resources = stack.move();
   return {
     folder,
     uri: (tag) => `nfs://${listen.host}${folder(tag)}?port=${listen.nfsPort}&mountport=${listen.mountPort}`,
     connect: async (engine) => {
-      last += 1;
-      const own = last;
-      const there = (...words: readonly string[]) =>
+      lastNumber += 1;
+      const hostNumber = lastNumber;
+      const runInServerNetwork = (...words: readonly string[]) =>
         execute('nsenter', ['--target', `${daemon.pid}`, '--net', ...words]);
-      const here = (...words: readonly string[]) => outputOf([...engine.beside, 'ip', ...words]);
+      const runIp = (...words: readonly string[]) => outputOf([...engine.beside, 'ip', ...words]);
       // By process id: the names of network namespaces are files that all hosts on this machine share.
-      await here('link', 'add', 'eth0', 'type', 'veth', 'peer', 'name', `port${own}`, 'netns', `${daemon.pid}`);
-      await here('address', 'add', `${address(own)}/24`, 'dev', 'eth0');
-      await here('link', 'set', 'eth0', 'up');
-      await there('ip', 'link', 'set', `port${own}`, 'master', 'switch', 'up');
+      await runIp('link', 'add', 'eth0', 'type', 'veth', 'peer', 'name', `port${hostNumber}`, 'netns', `${daemon.pid}`);
+      await runIp('address', 'add', `${address(hostNumber)}/24`, 'dev', 'eth0');
+      await runIp('link', 'set', 'eth0', 'up');
+      await runInServerNetwork('ip', 'link', 'set', `port${hostNumber}`, 'master', 'switch', 'up');
     },
-    [Symbol.asyncDispose]: () => all.disposeAsync(),
+    [Symbol.asyncDispose]: () => resources.disposeAsync(),
   };
 }
 
@@ -98,7 +98,7 @@ export interface Host extends AsyncDisposable {
   output(): string;
   docker(...words: readonly string[]): Promise<string>;
   /** The error output of a docker command that must fail. */
-  refused(...words: readonly string[]): Promise<string>;
+  errorOf(...words: readonly string[]): Promise<string>;
   /** Starts an idle container in the background, with the volume at /data. */
   startIdleContainer(name: string, volume: string): Promise<string>;
   /** Stops Stowage if it runs, and starts it again with the same state. */
@@ -110,13 +110,13 @@ export interface Host extends AsyncDisposable {
   /** Runs a program on this host. */
   inside(...words: readonly string[]): Promise<string>;
   /** Kills the data paths and removes all their mounts, as a shutdown of the machine does. */
-  loseMounts(): Promise<void>;
+  dropMounts(): Promise<void>;
 }
 
 /** With these options a container ends at once: as process 1 it would ignore SIGTERM. */
-export const endsAtOnce = ['--stop-signal', 'KILL', '--network', 'none'];
+export const stopAtOnceOptions = ['--stop-signal', 'KILL', '--network', 'none'];
 
-const named = 'hostname "$1" && shift && exec "$@"';
+const hostnameScript = 'hostname "$1" && shift && exec "$@"';
 
 export async function startHost(
   name: string,
@@ -132,12 +132,12 @@ export async function startHost(
   const image = await loadBusybox(engine, signal);
   let stowage: Stowage | undefined;
   stack.defer(async () => await stowage?.stop());
-  let before = '';
+  let earlierOutput = '';
   const start = async (): Promise<void> => {
     await stowage?.stop();
-    before += stowage?.output() ?? '';
+    earlierOutput += stowage?.output() ?? '';
     stowage = await startStowage({
-      command: [...engine.beside, 'unshare', '--uts', 'sh', '-c', named, 'sh', name, program],
+      command: [...engine.beside, 'unshare', '--uts', 'sh', '-c', hostnameScript, 'sh', name, program],
       state: join(top, 's'),
       socket: join(top, 'r', 'stowage.sock'),
       options: ['--plugins', engine.plugins, '--docker-socket', engine.socket, '--log-level', 'info'],
@@ -145,13 +145,13 @@ export async function startHost(
   };
   await start();
   const docker = (...words: readonly string[]): Promise<string> => engine.docker(...words);
-  const running = (): Stowage => stowage ?? expectRunning();
+  const currentStowage = (): Stowage => stowage ?? expectRunning();
   const mounts = async (): Promise<readonly string[]> =>
     (await outputOf([...engine.inside, 'cat', '/proc/self/mounts']))
       .split('\n')
       .flatMap((line) => line.split(' ')[1] ?? [])
-      .filter((at) => at.startsWith(`${top}/`) && at.includes('/sv1-'));
-  const all = stack.move();
+      .filter((path) => path.startsWith(`${top}/`) && path.includes('/sv1-'));
+  const resources = stack.move();
   return {
     name,
     engine,
@@ -161,23 +161,23 @@ export async function startHost(
     start,
     mounts,
     get stowage() {
-      return running();
+      return currentStowage();
     },
-    output: () => `${before}${running().output()}`,
+    output: () => `${earlierOutput}${currentStowage().output()}`,
     inside: (...words) => outputOf([...engine.inside, ...words]),
-    refused: expectFailure(docker),
+    errorOf: expectFailure(docker),
     startIdleContainer: (container, volume) =>
-      docker('run', '-d', ...endsAtOnce, '--name', container, '-v', `${volume}:/data`, image, 'sleep', '1000'),
+      docker('run', '-d', ...stopAtOnceOptions, '--name', container, '-v', `${volume}:/data`, image, 'sleep', '1000'),
     recordedUsers: async (volume) => {
-      const { body } = await running().api('GET', `/v1/volumes/${volume}`);
+      const { body } = await currentStowage().api('GET', `/v1/volumes/${volume}`);
       const uses = (body['uses'] ?? []) as readonly ListedUse[];
       return uses.flatMap(({ node, users }) => users.map((user) => `${node}: ${user.kind} ${user.name}`)).sort();
     },
-    loseMounts: async () => {
+    dropMounts: async () => {
       killKeepers(top);
-      for (const at of (await mounts()).toReversed()) await outputOf([...engine.inside, 'umount', '--lazy', at]);
+      for (const path of (await mounts()).toReversed()) await outputOf([...engine.inside, 'umount', '--lazy', path]);
     },
-    [Symbol.asyncDispose]: () => all.disposeAsync(),
+    [Symbol.asyncDispose]: () => resources.disposeAsync(),
   };
 }
 

@@ -14,17 +14,17 @@ import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { createApi } from '#testing/server.ts';
 import { appendLinesScript } from './docker-fixture.ts';
-import { ganeshaIn, type ServerInside, startStowageIn } from './stowage-container.ts';
+import { ganeshaIn, type InnerNfsServer, startStowageIn } from './stowage-container.ts';
 
 const required = ['root', 'docker', 'busybox', 'mount', 'fuse', 'ganesha'] as const;
 const forms = ['a container', 'a managed plugin'] as const;
 
 describe.skipIf(needs(...required))('an engine that restarts while its containers keep running', () => {
-  describe.each(forms)('with Stowage as %s', (way) => {
+  describe.each(forms)('with Stowage as %s', (form) => {
     const end = new AbortController();
-    const all = new AsyncDisposableStack();
+    const resources = new AsyncDisposableStack();
     let engine: Engine;
-    let nfs: ServerInside;
+    let nfs: InnerNfsServer;
     let busybox: string;
     let plugin: string;
     const docker = (...words: readonly string[]): Promise<string> => engine.docker(...words);
@@ -36,11 +36,11 @@ describe.skipIf(needs(...required))('an engine that restarts while its container
     }
 
     async function startPlugin(): Promise<void> {
-      const own = await mkdtemp(join(tmpdir(), 'stowage-client-'));
-      all.defer(() => rm(own, { recursive: true, force: true }));
+      const clientFolder = await mkdtemp(join(tmpdir(), 'stowage-client-'));
+      resources.defer(() => rm(clientFolder, { recursive: true, force: true }));
       await promisify(execFile)(join(repository, 'deploy', 'plugin', 'create.sh'), ['stowage', imageName], {
         // Hides the user's own Docker contexts and credentials.
-        env: { PATH: process.env['PATH'], DOCKER_HOST: `unix://${engine.socket}`, DOCKER_CONFIG: own },
+        env: { PATH: process.env['PATH'], DOCKER_HOST: `unix://${engine.socket}`, DOCKER_CONFIG: clientFolder },
         signal: end.signal,
       });
       const yaml = `stores:\n  silver: ${nfs.uri('silver')}\n`;
@@ -55,33 +55,33 @@ describe.skipIf(needs(...required))('an engine that restarts while its container
       await docker('plugin', 'enable', 'stowage');
       const id = await docker('plugin', 'inspect', '--format', '{{.Id}}', 'stowage');
       // A symlink with a short path, because the length of a socket path is limited.
-      await symlink(join(engine.plugins, id), join(own, 'plugin'));
-      plugin = join(own, 'plugin', 'stowage.sock');
+      await symlink(join(engine.plugins, id), join(clientFolder, 'plugin'));
+      plugin = join(clientFolder, 'plugin', 'stowage.sock');
     }
 
     beforeAll(async () => {
       const tar = await buildImage(end.signal);
-      engine = all.use(await startDockerd(end.signal, { bridges: true, args: ['--live-restore'] }));
-      nfs = all.use(await ganeshaIn(engine, [{ tag: 'silver' }], end.signal));
+      engine = resources.use(await startDockerd(end.signal, { bridges: true, args: ['--live-restore'] }));
+      nfs = resources.use(await ganeshaIn(engine, [{ tag: 'silver' }], end.signal));
       await docker('load', '--quiet', '--input', tar);
       busybox = await loadBusybox(engine, end.signal);
       await runInside(engine, 'mkdir', '-p', '/var/lib/stowage', '/etc/stowage');
-      await (way === 'a container' ? startContainer() : startPlugin());
+      await (form === 'a container' ? startContainer() : startPlugin());
     }, 300_000);
     afterAll(async () => {
-      await all.disposeAsync();
+      await resources.disposeAsync();
       end.abort();
     }, 60_000);
 
-    const logged = (): readonly string[] => {
+    const loggedLines = (): readonly string[] => {
       const log = join(nfs.folder('silver'), 'photos', 'log');
       return existsSync(log) ? readFileSync(log, 'utf8').split('\n').slice(0, -1) : [];
     };
-    const grown = async (): Promise<void> => {
-      const before = logged().length;
+    const expectMoreLines = async (): Promise<void> => {
+      const before = loggedLines().length;
       await eventually(
-        async () => logged().length,
-        (now) => now > before + 10,
+        async () => loggedLines().length,
+        (count) => count > before + 10,
       );
     };
     /** Calls Remove as an engine would, but without the engine's check for containers. Returns the error message. */
@@ -89,12 +89,14 @@ describe.skipIf(needs(...required))('an engine that restarts while its container
       const { text } = await createApi({ socketPath: plugin }).post('/VolumeDriver.Remove', { Name: volume });
       return JSON.parse(text).Err;
     };
-    const refused = async (volume: string, container: string): Promise<void> => {
-      const said = await eventually(
+    const expectDeleteRefused = async (volume: string, container: string): Promise<void> => {
+      const message = await eventually(
         () => remove(volume),
         (error) => !error.includes('does not answer'),
       );
-      expect(said).toContain(`volume 'silver/${volume}' cannot be deleted: it is used by container ${container} on `);
+      expect(message).toContain(
+        `volume 'silver/${volume}' cannot be deleted: it is used by container ${container} on `,
+      );
     };
 
     test('is followed after its restart, and volumes of its containers are not deleted', {
@@ -117,24 +119,24 @@ describe.skipIf(needs(...required))('an engine that restarts while its container
         appendLinesScript,
       );
       onTestFinished(async () => void (await docker('rm', '-f', 'writer', 'stopped').catch(() => undefined)));
-      await grown();
+      await expectMoreLines();
 
       await engine.stop();
       await engine.start();
-      await grown();
+      await expectMoreLines();
       await docker('create', '--name', 'stopped', '--network', 'none', '-v', 'films:/data', busybox, 'true');
-      await refused('films', 'stopped');
-      await refused('photos', 'writer');
+      await expectDeleteRefused('films', 'stopped');
+      await expectDeleteRefused('photos', 'writer');
       expect(await docker('inspect', '--format', '{{.State.Running}}', 'writer')).toBe('true');
 
       // Not by `exec`: the kernel could kill touch(1) when the container's first process ends.
       await docker('run', '--rm', '--network', 'none', '-v', 'photos:/data', busybox, 'touch', '/data/stop');
       expect(await docker('wait', 'writer')).toBe('0');
-      const lines = logged();
-      expect(lines).toEqual(lines.map((_, at) => `line ${at + 1}`));
+      const lines = loggedLines();
+      expect(lines).toEqual(lines.map((_, index) => `line ${index + 1}`));
       await docker('rm', 'writer', 'stopped');
       await docker('volume', 'rm', 'photos', 'films');
-      if (way === 'a managed plugin') return;
+      if (form === 'a managed plugin') return;
       // An engine with live-restore does not remove the containers of the data path.
       expect(await docker('ps', '-aq', '--filter', 'label=stowage.dev/keeper')).not.toBe('');
       await docker('stop', 'stowage');

@@ -24,59 +24,59 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
   describe.skipIf(needs('root', kind, 'busybox', 'mount', 'fuse', 'firewall'))(
     'a store in a network of the engine',
     () => {
-      let top: string;
+      let testFolder: string;
       let engine: TestEngine;
       let storage: StorageNetwork;
       let stowage: Stowage;
       let image: string;
       const { all, signal } = suiteResources();
       const run = (...words: readonly string[]): Promise<string> => engine.run(...words);
-      const refused = expectFailure(run);
-      const says = async (...words: string[]): Promise<string> => {
+      const errorOf = expectFailure(run);
+      const runStowage = async (...words: string[]): Promise<string> => {
         const { status, stdout, stderr } = await stowage.cli(...words);
         expect(status, `${words.join(' ')}: ${stderr}`).toBe(0);
         return stdout;
       };
-      /** The containers that keep a network namespace alive. By default those of the store's network. */
+      /** The containers that keep a network namespace alive; by default, the containers for the store's network. */
       const anchors = async (label = `stowage.dev/anchor=${kind}:storage`): Promise<readonly string[]> =>
         (await run('ps', '--all', '--quiet', '--filter', `label=${label}`)).split('\n').filter(Boolean);
       /** Tries to connect to the server's port, and prints "reached" on success. */
       const connectScript = `timeout 3 nc -w 2 ${storageHost} ${storagePort} < /dev/null && echo reached || echo not reached`;
-      const knocking = (network: string): Promise<string> =>
+      const tryToConnect = (network: string): Promise<string> =>
         run('run', '--rm', '--network', network, image, 'sh', '-c', connectScript);
       const check = async (...words: string[]): Promise<CommandResult & { steps: readonly Step[]; last: Step }> => {
-        const done = await stowage.cli('--json', 'store', 'check', ...words);
-        const { steps } = JSON.parse(done.stdout) as { readonly steps: readonly Step[] };
-        return { ...done, steps, last: steps.at(-1) ?? expect.fail(done.stderr) };
+        const result = await stowage.cli('--json', 'store', 'check', ...words);
+        const { steps } = JSON.parse(result.stdout) as { readonly steps: readonly Step[] };
+        return { ...result, steps, last: steps.at(-1) ?? expect.fail(result.stderr) };
       };
 
       const start = (): Promise<Stowage> =>
         startStowage({
-          state: join(top, 's'),
-          socket: join(top, 'r', 'stowage.sock'),
-          config: join(top, 'stowage.yaml'),
+          state: join(testFolder, 's'),
+          socket: join(testFolder, 'r', 'stowage.sock'),
+          config: join(testFolder, 'stowage.yaml'),
           listen: '127.0.0.1:7878',
           command: [...engine.beside, program],
           options: ['--plugins', engine.plugins, `--${kind}-socket`, engine.socket],
         });
 
       beforeAll(async () => {
-        top = await worldReadableFolder('st-net-', all);
+        testFolder = await worldReadableFolder('st-net-', all);
         engine = all.use(await startEngine[kind](signal, { bridges: true }));
-        all.defer(() => killKeepers(top));
+        all.defer(() => killKeepers(testFolder));
         storage = all.use(await startStorageNetwork(engine, signal));
         await run('network', 'create', 'apps');
         image = await loadBusybox(engine, signal);
         const config = { stores: { plain: { uri: `${storage.uri('plain')}&timeout=2s&retries=0` } } };
-        writeFileSync(join(top, 'stowage.yaml'), JSON.stringify(config));
+        writeFileSync(join(testFolder, 'stowage.yaml'), JSON.stringify(config));
         stowage = await start();
         all.defer(() => stowage.stop());
-        await says('store', 'add', 'silver', `${storage.uri('silver')}&network=${kind}:storage`);
+        await runStowage('store', 'add', 'silver', `${storage.uri('silver')}&network=${kind}:storage`);
       }, 120_000);
 
       test('has a server that neither the host nor applications can reach', async () => {
-        expect(await knocking('storage')).toBe('reached');
-        expect(await knocking('apps')).toBe('not reached');
+        expect(await tryToConnect('storage')).toBe('reached');
+        expect(await tryToConnect('apps')).toBe('not reached');
         expect(await runInside(engine, 'busybox', 'sh', '-c', connectScript)).toBe('not reached');
       });
 
@@ -93,15 +93,15 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
           expect(JSON.parse(await run('volume', 'inspect', 'photos'))[0]).toMatchObject({
             Status: { store: 'silver', network: 'docker:storage' },
           });
-        expect(await says('store', 'list')).toContain(`${kind}:storage`);
+        expect(await runStowage('store', 'list')).toContain(`${kind}:storage`);
         await run('volume', 'rm', 'photos');
       });
 
-      test('cannot be opened outside of that network, with an error that says what to do', async () => {
-        const said = await refused('volume', 'create', '--driver', 'stowage', '-o', 'store=plain', 'x');
-        expect(said).toMatch(/network/);
-        expect(said).toMatch(/administrator/);
-        expect(said).not.toContain(storageHost);
+      test('cannot be opened from outside that network, and the error says what to do', async () => {
+        const error = await errorOf('volume', 'create', '--driver', 'stowage', '-o', 'store=plain', 'x');
+        expect(error).toMatch(/network/);
+        expect(error).toMatch(/administrator/);
+        expect(error).not.toContain(storageHost);
         const { status, last } = await check('plain');
         expect(status).toBe(1);
         expect(last).toMatchObject({ step: 'connect', ok: false, action: expect.stringMatching(/network/) });
@@ -141,11 +141,11 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
           expect(status, from).toBe(1);
           expect(last, from).toMatchObject({ step: 'connect', ok: false, action: expect.stringMatching(/network/) });
         }
-        const wrong = {
+        const expectedActions = {
           nobody: new RegExp(`${kind} ps`),
           [`${kind}:nothing`]: /network create/,
         };
-        for (const [from, action] of Object.entries(wrong)) {
+        for (const [from, action] of Object.entries(expectedActions)) {
           const { status, last } = await check('silver', '--from', from);
           expect(status, from).toBe(1);
           expect(last, from).toMatchObject({ step: 'network', ok: false, action: expect.stringMatching(action) });
@@ -166,35 +166,45 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
           'the token is limited to some stores',
         ],
       ])('%s cannot check a store from the networks of other containers', async (_who, rights, why) => {
-        const token = (await says('--quiet', 'token', 'create', 'ci', ...rights)).trim();
-        writeFileSync(join(top, 'token'), token, { mode: 0o600 });
+        const token = (await runStowage('--quiet', 'token', 'create', 'ci', ...rights)).trim();
+        writeFileSync(join(testFolder, 'token'), token, { mode: 0o600 });
         const [file, ...words] = [...engine.beside, program] as const;
-        const access = [...words, '--url', 'http://127.0.0.1:7878', '--token-file', join(top, 'token')];
-        const asking = (from: string): Promise<CommandResult> =>
+        const access = [...words, '--url', 'http://127.0.0.1:7878', '--token-file', join(testFolder, 'token')];
+        const runCheck = (from: string): Promise<CommandResult> =>
           runProgram(file, [...access, 'store', 'check', 'silver', '--from', from]);
         // The error doesn't reveal whether such a container exists.
         for (const from of [`${kind}:apps`, 'nobody'])
-          expect(await asking(from)).toMatchObject({ status: 3, stdout: '', stderr: expect.stringContaining(why) });
+          expect(await runCheck(from)).toMatchObject({ status: 3, stdout: '', stderr: expect.stringContaining(why) });
       });
 
       test.each(['stop', 'kill'] as const)(
         'works again after a %s and start of the engine',
         { timeout: 120_000 },
-        async (how) => {
-          await run('volume', 'create', '--driver', 'stowage', '-o', 'store=silver', how);
-          const sleeping = ['--stop-timeout', '0', '--network', 'apps', '-v', `${how}:/data`, image, 'sleep', '1000'];
-          await run('run', '-d', '--name', how, ...sleeping);
-          await run('exec', how, 'sh', '-c', 'echo before > /data/file');
-          await engine[how]();
+        async (action) => {
+          await run('volume', 'create', '--driver', 'stowage', '-o', 'store=silver', action);
+          const runOptions = [
+            '--stop-timeout',
+            '0',
+            '--network',
+            'apps',
+            '-v',
+            `${action}:/data`,
+            image,
+            'sleep',
+            '1000',
+          ];
+          await run('run', '-d', '--name', action, ...runOptions);
+          await run('exec', action, 'sh', '-c', 'echo before > /data/file');
+          await engine[action]();
           await engine.start();
           // Succeeds when the volume's data path is in the re-created network.
-          await expect.poll(() => run('start', how).then(() => 'it runs', String), maintenancePoll).toBe('it runs');
-          await run('exec', how, 'sh', '-c', 'cat /data/file > /data/copy && sync');
-          expect(readFileSync(join(storage.exported, 'silver', how, 'copy'), 'utf8')).toBe('before\n');
+          await expect.poll(() => run('start', action).then(() => 'it runs', String), maintenancePoll).toBe('it runs');
+          await run('exec', action, 'sh', '-c', 'cat /data/file > /data/copy && sync');
+          expect(readFileSync(join(storage.exported, 'silver', action, 'copy'), 'utf8')).toBe('before\n');
           expect((await check('silver')).last).toMatchObject({ step: 'room', ok: true });
           expect(await anchors()).toHaveLength(1);
-          await run('rm', '-f', how);
-          await expect.poll(() => run('volume', 'rm', how).catch(String), pollOptions).toBe(how);
+          await run('rm', '-f', action);
+          await expect.poll(() => run('volume', 'rm', action).catch(String), pollOptions).toBe(action);
         },
       );
 
@@ -217,7 +227,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
         // Stowage also stops its anchor containers in that network.
         await stowage.stop();
         stowage = await start();
-        await says('store', 'remove', 'silver');
+        await runStowage('store', 'remove', 'silver');
         // A check leaves no anchor behind, either.
         await expect.poll(() => anchors('stowage.dev/anchor'), maintenancePoll).toEqual([]);
       });

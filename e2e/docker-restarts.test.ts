@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { suiteResources } from './docker-fixture.ts';
-import { endsAtOnce, type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
+import { type Host, type RemoteNfsServer, startHost, startRemoteNfsServer, stopAtOnceOptions } from './docker-hosts.ts';
 import { dataPath, killKeepers, pollOptions, runCli, waitUntilServing } from './nfs-mount-fixture.ts';
 
 /** Appends a line to each volume until a file `stop` exists. Fails at the first error. */
@@ -26,19 +26,31 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     server = all.use(await startRemoteNfsServer([{ tag: 'silver' }], signal));
   });
 
-  async function aHost(name: string, args: readonly string[] = []): Promise<Host> {
+  async function createHost(name: string, args: readonly string[] = []): Promise<Host> {
     const host = all.use(await startHost(name, server, signal, { args }));
     await runCli(host.stowage, 'store', 'add', 'silver', server.uri('silver'));
     return host;
   }
 
   /** A container that writes to a volume on the server and to a volume of this machine. */
-  async function worker(host: Host, name: string, ...more: readonly string[]) {
+  async function startWorker(host: Host, name: string, ...more: readonly string[]) {
     const volumes = { far: `${name}-far`, near: `${name}-near` };
     await host.docker('volume', 'create', '-d', 'stowage', volumes.far);
     await host.docker('volume', 'create', '-d', 'stowage-local', volumes.near);
-    const at = ['-v', `${volumes.far}:/a`, '-v', `${volumes.near}:/b`];
-    await host.docker('run', '-d', ...endsAtOnce, ...more, '--name', name, ...at, host.image, 'sh', '-c', appendScript);
+    const volumeOptions = ['-v', `${volumes.far}:/a`, '-v', `${volumes.near}:/b`];
+    await host.docker(
+      'run',
+      '-d',
+      ...stopAtOnceOptions,
+      ...more,
+      '--name',
+      name,
+      ...volumeOptions,
+      host.image,
+      'sh',
+      '-c',
+      appendScript,
+    );
     const folders = [join(server.folder('silver'), volumes.far), join(host.top, 's', 'stores', 'local', volumes.near)];
     const logs = folders.map((folder) => join(folder, 'log'));
     const linesIn = (log: string): readonly string[] =>
@@ -68,7 +80,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
         for (const log of logs) expect(linesIn(log)).toEqual(linesIn(log).map((_, i) => `line ${i + 1}`));
         if (after === 'order') await expect.poll(() => mountsOf(host, ids), pollOptions).toEqual([]);
         for (const volume of Object.values(volumes))
-          expect(await host.refused('volume', 'rm', volume)).toMatch(/in use/);
+          expect(await host.errorOf('volume', 'rm', volume)).toMatch(/in use/);
         await host.docker('rm', name);
         for (const volume of Object.values(volumes)) await host.docker('volume', 'rm', volume);
         expect(await mountsOf(host, ids)).toEqual([]);
@@ -77,29 +89,29 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
   }
 
   const mountsOf = async (host: Host, ids: readonly string[]): Promise<readonly string[]> =>
-    (await host.mounts()).filter((at) => ids.some((id) => at.endsWith(id)));
+    (await host.mounts()).filter((path) => ids.some((id) => path.endsWith(id)));
   const stateOf = (host: Host, container: string): Promise<string> =>
     host.docker('inspect', '-f', '{{.State.Status}}', container);
 
   describe('on one host', () => {
     let host: Host;
     beforeAll(async () => {
-      host = await aHost('one');
+      host = await createHost('one');
     }, 60_000);
 
-    test.each(['stop', 'kill'] as const)('start again with their data after a %s of their engine', async (how) => {
-      const one = await worker(host, `engine-${how}`);
-      await host.engine[how]();
+    test.each(['stop', 'kill'] as const)('start again with their data after a %s of their engine', async (action) => {
+      const one = await startWorker(host, `engine-${action}`);
+      await host.engine[action]();
       await host.engine.start();
-      expect(await stateOf(host, `engine-${how}`)).toBe('exited');
-      expect(await host.refused('volume', 'rm', `engine-${how}-far`)).toMatch(/in use/);
-      await host.docker('start', `engine-${how}`);
+      expect(await stateOf(host, `engine-${action}`)).toBe('exited');
+      expect(await host.errorOf('volume', 'rm', `engine-${action}-far`)).toMatch(/in use/);
+      await host.docker('start', `engine-${action}`);
       await one.keepsWriting();
-      await one.end(how === 'kill' ? 'crash' : 'order');
+      await one.end(action === 'kill' ? 'crash' : 'order');
     });
 
-    test('keep working while Stowage restarts, and can be restarted meanwhile', async () => {
-      const [one, two] = [await worker(host, 'through'), await worker(host, 'restarted')];
+    test('keep working and can be restarted while Stowage restarts', async () => {
+      const [one, two] = [await startWorker(host, 'through'), await startWorker(host, 'restarted')];
       await host.stowage.stop();
       await one.keepsWriting();
       await two.keepsWriting();
@@ -118,10 +130,10 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       await host.docker('volume', 'create', '-d', 'stowage', 'always-there');
       const id = await host.docker('volume', 'inspect', '-f', '{{.Status.id}}', 'always-there');
       const use = (...words: readonly string[]): Promise<string> =>
-        host.docker('run', '--rm', ...endsAtOnce, '-v', 'always-there:/data', host.image, ...words);
+        host.docker('run', '--rm', ...stopAtOnceOptions, '-v', 'always-there:/data', host.image, ...words);
       await use('sh', '-c', 'echo text >/data/file');
       let isOver = false;
-      const others = Array.from({ length: 4 }, async () => {
+      const containerLoops = Array.from({ length: 4 }, async () => {
         while (!isOver) expect(await use('cat', '/data/file')).toBe('text');
       });
       const restarting = async (): Promise<void> => {
@@ -135,14 +147,14 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
           isOver = true;
         }
       };
-      const ended = await Promise.allSettled([restarting(), ...others]);
+      const ended = await Promise.allSettled([restarting(), ...containerLoops]);
       expect(ended.filter(({ status }) => status === 'rejected')).toEqual([]);
       await host.docker('volume', 'rm', 'always-there');
       expect(await mountsOf(host, [id])).toEqual([]);
     });
 
     test('keep working when the data path is killed', async () => {
-      const one = await worker(host, 'served');
+      const one = await startWorker(host, 'served');
       const { pid } = await waitUntilServing(host.stowage);
       process.kill(pid, 'SIGKILL');
       await one.keepsWriting();
@@ -152,7 +164,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     });
 
     test('start again after the keeper and its mounts were killed with the data path', async () => {
-      const one = await worker(host, 'held');
+      const one = await startWorker(host, 'held');
       await waitUntilServing(host.stowage);
       killKeepers(host.top);
       // Open files are lost, and reads and writes on them fail.
@@ -163,7 +175,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     });
 
     test('come back after a reboot of the machine', async () => {
-      const [one, two] = [await worker(host, 'manual'), await worker(host, 'always', '--restart', 'always')];
+      const [one, two] = [await startWorker(host, 'manual'), await startWorker(host, 'always', '--restart', 'always')];
       const pids = await Promise.all(
         ['manual', 'always'].map((name) => host.docker('inspect', '-f', '{{.State.Pid}}', name)),
       );
@@ -171,7 +183,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       host.stowage.signal('SIGKILL');
       await host.stowage.ended();
       await host.inside('kill', '-9', ...pids);
-      await host.loseMounts();
+      await host.dropMounts();
       expect(await host.mounts()).toEqual([]);
       await Promise.all([host.engine.start(), host.start()]);
       await two.keepsWriting();
@@ -187,18 +199,18 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
   describe('of an engine with live-restore', () => {
     let host: Host;
     beforeAll(async () => {
-      host = await aHost('live', ['--live-restore']);
+      host = await createHost('live', ['--live-restore']);
     }, 60_000);
 
     test.each(['stop', 'kill'] as const)(
       'keep working through a %s and restart of the engine, and leave nothing behind',
-      async (how) => {
-        const one = await worker(host, `live-${how}`);
-        await host.engine[how]();
+      async (action) => {
+        const one = await startWorker(host, `live-${action}`);
+        await host.engine[action]();
         await one.keepsWriting();
         await host.engine.start();
         await one.keepsWriting();
-        expect(await stateOf(host, `live-${how}`)).toBe('running');
+        expect(await stateOf(host, `live-${action}`)).toBe('running');
         await one.end();
       },
     );

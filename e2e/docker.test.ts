@@ -13,7 +13,7 @@ import { mountsIn, pollOptions } from './nfs-mount-fixture.ts';
 import { createNfsServeFixture } from './nfs-serve-fixture.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 
-const volumesIn = (top: string): readonly string[] => mountsIn(top).filter((at) => at.includes('/sv1-'));
+const volumesIn = (top: string): readonly string[] => mountsIn(top).filter((path) => path.includes('/sv1-'));
 /** The data path and the tests run as different users, so the server must not map users. */
 const openExport = ['--allow', '127.0.0.1', '--squash', 'none'];
 /** The options for a volume that no engine created. Docker finds it through its driver. */
@@ -23,11 +23,11 @@ const volumeOf = (kind: 'docker' | 'podman', name: string): readonly string[] =>
   `${name}:/data`,
 ];
 /** With this option a container ends at once: as process 1 it would ignore SIGTERM. */
-const endsAtOnce = ['--stop-signal', 'KILL'];
+const stopAtOnceOptions = ['--stop-signal', 'KILL'];
 
 describe.each(['docker', 'podman'] as const)('%s', (kind) => {
   describe.skipIf(needs(kind, 'busybox', 'mount', 'fuse', 'ganesha'))('with volumes', () => {
-    let top: string;
+    let testFolder: string;
     let engine: TestEngine;
     let nfs: NfsServer;
     let exported: string;
@@ -35,32 +35,32 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
     let image: string;
     const { all, signal } = suiteResources();
     const run = (...words: readonly string[]): Promise<string> => engine.run(...words);
-    const refused = expectFailure(run);
+    const errorOf = expectFailure(run);
     const start = () =>
       startStowage({
-        state: join(top, 's'),
-        socket: join(top, 'r', 'stowage.sock'),
+        state: join(testFolder, 's'),
+        socket: join(testFolder, 'r', 'stowage.sock'),
         options: ['--plugins', engine.plugins, `--${kind}-socket`, engine.socket],
       });
-    const using = async (volume: string): Promise<readonly string[]> => {
+    const usersOf = async (volume: string): Promise<readonly string[]> => {
       const { body } = await stowage.api('GET', `/v1/volumes/${volume}`);
       const uses = (body['uses'] ?? []) as readonly { users: readonly { kind: string; name: string }[] }[];
       return uses.flatMap(({ users }) => users.map((user) => `${user.kind} ${user.name}`));
     };
 
     beforeAll(async () => {
-      top = await worldReadableFolder('st-eng-', all);
+      testFolder = await worldReadableFolder('st-eng-', all);
       exported = await realpath(await mkdtemp(join(tmpdir(), 'st-exp-')));
       all.defer(() => rm(exported, { recursive: true, force: true }));
       nfs = all.use(await startGanesha({ exports: [{ path: exported, tag: 'silver' }], signal }));
-      engine = all.use(await startEngine[kind](signal, { shared: [top] }));
+      engine = all.use(await startEngine[kind](signal, { shared: [testFolder] }));
       image = await loadBusybox(engine, signal);
       stowage = await start();
       all.defer(() => stowage.stop());
       // After a failed test, its containers would keep their volumes mounted.
       all.defer(async () => {
-        const left = (await run('ps', '-aq')).split('\n').filter(Boolean);
-        if (left.length > 0) await run('rm', '-f', ...left);
+        const containers = (await run('ps', '-aq')).split('\n').filter(Boolean);
+        if (containers.length > 0) await run('rm', '-f', ...containers);
       });
       const { host, nfsPort, mountPort } = nfs;
       const uri = `nfs://${host}${exported}?port=${nfsPort}&mountport=${mountPort}`;
@@ -71,24 +71,24 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
     test('lets two containers share a volume of an NFS store, and deletes it only when neither exists', async () => {
       expect(await run('volume', 'create', '--driver', 'stowage', '-o', 'store=silver', 'photos')).toBe('photos');
       const start = (name: string) =>
-        run('run', '-d', ...endsAtOnce, '--name', name, '-v', 'photos:/data', image, 'sleep', '1000');
+        run('run', '-d', ...stopAtOnceOptions, '--name', name, '-v', 'photos:/data', image, 'sleep', '1000');
       await start('first');
       await start('second');
       await run('exec', 'first', 'touch', '/data/seen');
       expect(await run('exec', 'second', 'ls', '/data')).toBe('seen');
       await run('rm', '-f', 'second');
       // Both the engine and Stowage refuse, so neither command deletes the volume.
-      expect(await refused('volume', 'rm', 'photos')).toMatch(/in use|being used/);
+      expect(await errorOf('volume', 'rm', 'photos')).toMatch(/in use|being used/);
       const byName = await stowage.cli('volume', 'delete', 'silver/photos');
       expect(byName).toMatchObject({ status: 6, stderr: expect.stringContaining('container first') });
       await run('stop', '-t', '0', 'first');
-      expect(await refused('volume', 'rm', 'photos')).toMatch(/in use|being used/);
+      expect(await errorOf('volume', 'rm', 'photos')).toMatch(/in use|being used/);
       const stopped = await stowage.cli('volume', 'delete', 'silver/photos');
       expect(stopped).toMatchObject({ status: 6, stderr: expect.stringContaining('container first') });
       await run('rm', 'first');
       await run('volume', 'rm', 'photos');
       expect((await stowage.cli('volume', 'show', 'silver/photos')).status).toBe(4);
-      await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
+      await expect.poll(() => volumesIn(testFolder), pollOptions).toEqual([]);
     });
 
     test('creates no volume on a store that does not answer, and the error says who has to act', async () => {
@@ -100,12 +100,12 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       onTestFinished(async () => void (await stowage.cli('store', 'remove', 'gone')));
       await server.end('SIGKILL');
       const since = performance.now();
-      const said = await refused('volume', 'create', '--driver', 'stowage', '-o', 'store=gone', 'nowhere');
+      const error = await errorOf('volume', 'create', '--driver', 'stowage', '-o', 'store=gone', 'nowhere');
       expect(performance.now() - since).toBeLessThan(15_000);
-      expect(said).toMatch(/store 'gone' does not answer: a network or server failure, not missing permissions/);
-      expect(said).toMatch(/The administrator can find the cause with: stowage store check gone/);
-      expect(said).not.toContain('permission problem');
-      expect(said).not.toContain('127.0.0.1');
+      expect(error).toMatch(/store 'gone' does not answer: a network or server failure, not missing permissions/);
+      expect(error).toMatch(/The administrator can find the cause with: stowage store check gone/);
+      expect(error).not.toContain('permission problem');
+      expect(error).not.toContain('127.0.0.1');
       expect(await run('volume', 'ls', '-q')).not.toContain('nowhere');
       expect(readdirSync(folder).filter((name) => !name.startsWith('.'))).toEqual([]);
     });
@@ -132,10 +132,10 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       const ask =
         'Ask the administrator to grant Stowage access; the reason is found in the log of Stowage on this host.';
       const expectDenied = async (why: string, ...words: readonly string[]): Promise<void> => {
-        const said = await refused(...words);
-        expect(said).toContain(`${why}. ${ask}`);
-        expect(said).not.toContain(server.host);
-        expect(said).not.toContain(folder);
+        const error = await errorOf(...words);
+        expect(error).toContain(`${why}. ${ask}`);
+        expect(error).not.toContain(server.host);
+        expect(error).not.toContain(folder);
       };
       // Once while the store is open, and once when it can't be opened.
       await expectDenied(`access to the store is denied: this is ${permission}`, ...create, 'during');
@@ -169,19 +169,19 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       const permission =
         "the server of store 'closed' ends every connection from this host at once: most likely it does not allow this host, which is a permission problem, not a network problem";
       const ask = 'Ask the administrator to grant Stowage access; the reason is found';
-      expect(await refused(...create)).toContain(`${permission}. ${ask} with: stowage store check closed`);
+      expect(await errorOf(...create)).toContain(`${permission}. ${ask} with: stowage store check closed`);
       await stowage.stop();
       stowage = await start();
-      const said = await refused(...create);
-      expect(said).toContain(`${permission}. ${ask} in the log of Stowage on this host.`);
-      expect(said).not.toContain('127.0.0.1');
+      const error = await errorOf(...create);
+      expect(error).toContain(`${permission}. ${ask} in the log of Stowage on this host.`);
+      expect(error).not.toContain('127.0.0.1');
       expect(readdirSync(folder).filter((name) => !name.startsWith('.'))).toEqual([]);
     }, 240_000);
 
-    test('needs only the name of the store, and reveals nothing else about it', async () => {
-      const said = await refused('volume', 'create', '--driver', 'stowage', '-o', 'device=:/export', 'x');
-      expect(said).toMatch(/can only be set by the administrator, on the store/);
-      expect(said).toMatch(/-o store=NAME/);
+    test('requires users to name only the store, and reveals nothing else about the store', async () => {
+      const error = await errorOf('volume', 'create', '--driver', 'stowage', '-o', 'device=:/export', 'x');
+      expect(error).toMatch(/can only be set by the administrator, on the store/);
+      expect(error).toMatch(/-o store=NAME/);
       await run('volume', 'create', '--driver', 'stowage', '-o', 'size=1G', '-o', 'label.team=blue', 'sized');
       onTestFinished(async () => void (await run('volume', 'rm', 'sized')));
       const output = await run('volume', 'inspect', 'sized');
@@ -197,7 +197,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       expect(await stowage.cli('store', 'add', 'usual', uri)).toMatchObject({ status: 0 });
       onTestFinished(async () => void (await stowage.cli('store', 'remove', 'usual')));
       // With two stores, Stowage needs a default store.
-      expect(await refused('volume', 'create', '--driver', 'stowage', 'unnamed')).toMatch(/-o store=NAME/);
+      expect(await errorOf('volume', 'create', '--driver', 'stowage', 'unnamed')).toMatch(/-o store=NAME/);
       expect(await stowage.cli('store', 'default', 'usual')).toMatchObject({ status: 0 });
       onTestFinished(async () => void (await stowage.cli('store', 'default', 'local')));
       await run('volume', 'create', '--driver', 'stowage', 'unnamed');
@@ -208,7 +208,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
         expect(JSON.parse(await run('volume', 'inspect', 'unnamed'))[0]).toMatchObject({
           Status: { store: 'usual', health: 'ok', network: 'host' },
         });
-      await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
+      await expect.poll(() => volumesIn(testFolder), pollOptions).toEqual([]);
     });
 
     test('lets containers read existing volumes of a read-only NFS store, but not write, create or delete any', async () => {
@@ -226,17 +226,17 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       expect(await use('cat /data/file')).toBe('text');
       for (const script of ['touch /data/new', 'echo more >> /data/file', 'rm /data/file'])
         await expect(use(script)).rejects.toThrow('Read-only file system');
-      expect(await refused('volume', 'create', '--driver', 'stowage', '-o', 'store=atlas', 'new')).toMatch(/read-only/);
-      expect(await refused('volume', 'rm', name)).toMatch(/read-only/);
+      expect(await errorOf('volume', 'create', '--driver', 'stowage', '-o', 'store=atlas', 'new')).toMatch(/read-only/);
+      expect(await errorOf('volume', 'rm', name)).toMatch(/read-only/);
       expect(readdirSync(folder)).toEqual(['maps']);
       expect(readFileSync(join(folder, 'maps', 'file'), 'utf8')).toBe('text\n');
-      await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
+      await expect.poll(() => volumesIn(testFolder), pollOptions).toEqual([]);
     });
 
     test.each(['SIGKILL', 'SIGSTOP'] as const)(
       'reports why a stopped container does not start while the server is down (%s), and starts it when the server is back',
       { timeout: 180_000 },
-      async (how) => {
+      async (signalName) => {
         const { serve } = await createNfsServeFixture();
         const server = await serve(openExport);
         const options = '&timeout=2s&retries=0';
@@ -244,25 +244,25 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
         onTestFinished(async () => void (await stowage.cli('store', 'remove', 'away')));
         onTestFinished(async () => void (await run('rm', '-f', 'cold').catch(() => undefined)));
         await run('volume', 'create', '--driver', 'stowage', '-o', 'store=away', 'cold');
-        await run('run', '-d', ...endsAtOnce, '--name', 'cold', '-v', 'cold:/data', image, 'sleep', '1000');
+        await run('run', '-d', ...stopAtOnceOptions, '--name', 'cold', '-v', 'cold:/data', image, 'sleep', '1000');
         await run('exec', 'cold', 'sh', '-c', 'echo before > /data/file');
         await run('stop', '-t', '0', 'cold');
-        await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
-        if (how === 'SIGKILL') await server.end(how);
-        else server.child.kill(how);
-        const said = await refused('start', 'cold');
-        expect(said).toMatch(/does not answer|did not answer in time|network or server failure/);
-        expect(said).not.toContain('permission problem');
-        expect(said).not.toContain('127.0.0.1');
+        await expect.poll(() => volumesIn(testFolder), pollOptions).toEqual([]);
+        if (signalName === 'SIGKILL') await server.end(signalName);
+        else server.child.kill(signalName);
+        const error = await errorOf('start', 'cold');
+        expect(error).toMatch(/does not answer|did not answer in time|network or server failure/);
+        expect(error).not.toContain('permission problem');
+        expect(error).not.toContain('127.0.0.1');
         expect(await run('inspect', '-f', '{{.State.Running}}', 'cold')).toBe('false');
-        if (how === 'SIGKILL') await serve([...openExport, '--port', String(server.port)]);
+        if (signalName === 'SIGKILL') await serve([...openExport, '--port', String(server.port)]);
         else server.child.kill('SIGCONT');
-        const started = () => run('start', 'cold').then(() => 'it runs', String);
-        await expect.poll(started, { timeout: 60_000, interval: 1_000 }).toBe('it runs');
+        const startContainer = () => run('start', 'cold').then(() => 'it runs', String);
+        await expect.poll(startContainer, { timeout: 60_000, interval: 1_000 }).toBe('it runs');
         expect(await run('exec', 'cold', 'cat', '/data/file')).toBe('before');
         await run('rm', '-f', 'cold');
         await expect.poll(() => run('volume', 'rm', 'cold').catch(String), pollOptions).toBe('cold');
-        await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
+        await expect.poll(() => volumesIn(testFolder), pollOptions).toEqual([]);
       },
     );
 
@@ -270,26 +270,27 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       const anonymous = /[0-9a-f]{64}/;
       for (const driver of ['stowage', 'stowage-local']) {
         // Podman accepts a driver for an anonymous volume only when the volume is created.
-        const made = kind === 'podman' ? await run('volume', 'create', '--driver', driver) : undefined;
-        const volume = made === undefined ? ['--volume-driver', driver, '-v', '/data'] : ['-v', `${made}:/data`];
+        const volumeName = kind === 'podman' ? await run('volume', 'create', '--driver', driver) : undefined;
+        const volume =
+          volumeName === undefined ? ['--volume-driver', driver, '-v', '/data'] : ['-v', `${volumeName}:/data`];
         await run('run', '--name', 'short', ...volume, image, 'touch', '/data/here');
         expect((await stowage.cli('volume', 'list', '--json')).stdout).toMatch(anonymous);
         await run('rm', '-v', 'short');
-        if (made !== undefined) await run('volume', 'rm', made);
+        if (volumeName !== undefined) await run('volume', 'rm', volumeName);
         expect((await stowage.cli('volume', 'list', '--json')).stdout).not.toMatch(anonymous);
       }
-      expect(volumesIn(top)).toEqual([]);
+      expect(volumesIn(testFolder)).toEqual([]);
     });
 
     test('uses volumes of this machine through the driver stowage-local', async () => {
       await run('volume', 'create', '--driver', 'stowage-local', 'here');
       onTestFinished(async () => void (await run('volume', 'rm', 'here')));
       await run('run', '--rm', '-v', 'here:/data', image, 'sh', '-c', 'echo text > /data/file');
-      expect(readFileSync(join(top, 's', 'stores', 'local', 'here', 'file'), 'utf8')).toBe('text\n');
-      expect(await refused('volume', 'create', '--driver', 'stowage-local', '-o', 'store=silver', 'y')).toMatch(
+      expect(readFileSync(join(testFolder, 's', 'stores', 'local', 'here', 'file'), 'utf8')).toBe('text\n');
+      expect(await errorOf('volume', 'create', '--driver', 'stowage-local', '-o', 'store=silver', 'y')).toMatch(
         /-d stowage/,
       );
-      await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
+      await expect.poll(() => volumesIn(testFolder), pollOptions).toEqual([]);
     });
 
     test('refuses to start a container with a volume that no user can write to, and says what the administrator can do', async () => {
@@ -303,11 +304,11 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       onTestFinished(async () => void (await run('volume', 'rm', 'roots')));
       await run('run', '--rm', '-v', 'roots:/data', image, 'touch', '/data/before');
       // Podman may return before all mounts are gone, and it doesn't retry an unmount.
-      await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
+      await expect.poll(() => volumesIn(testFolder), pollOptions).toEqual([]);
       await chown(join(folder, 'roots'), 0, 0);
-      const said = await refused('run', '--rm', '-v', 'roots:/data', image, 'touch', '/data/after');
-      expect(said).toMatch(/no container could write to the volume: root is user 65534 on its server \(squash=root\)/);
-      expect(said).toMatch(
+      const error = await errorOf('run', '--rm', '-v', 'roots:/data', image, 'touch', '/data/after');
+      expect(error).toMatch(/no container could write to the volume: root is user 65534 on its server \(squash=root\)/);
+      expect(error).toMatch(
         /Ask the store's administrator to make that user the owner of the directory on the server \(chown 65534\)/,
       );
       await chown(join(folder, 'roots'), 65_534, 65_534);
@@ -343,11 +344,11 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       stowage = await start();
       await expect.poll(lines, pollOptions).toBeGreaterThan(before + 5);
       expect(await run('inspect', '-f', '{{.State.Running}}', 'writer')).toBe('true');
-      expect(volumesIn(top).length).toBeGreaterThan(0);
-      await expect.poll(() => using('silver..kept'), pollOptions).toEqual(['container writer']);
+      expect(volumesIn(testFolder).length).toBeGreaterThan(0);
+      await expect.poll(() => usersOf('silver..kept'), pollOptions).toEqual(['container writer']);
       await run('rm', '-f', 'writer');
       await run('volume', 'rm', 'kept');
-      await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
+      await expect.poll(() => volumesIn(testFolder), pollOptions).toEqual([]);
     });
   });
 });

@@ -50,19 +50,19 @@ async function runSession(
   session: Session,
 ): Promise<{ readonly greeting: string; readonly outputs: readonly string[] }> {
   await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-documents-'));
-  const said = (what: string | number): string => join(folder.path, `${what}.txt`);
+  const outputFile = (what: string | number): string => join(folder.path, `${what}.txt`);
   const script = [
     'set -eu',
     'mkdir "$TOP/repository" && mount --bind "$REPOSITORY" "$TOP/repository" && cd "$TOP/repository"',
     'for covered in /mnt /srv /run /var/lib; do mount -t tmpfs none "$covered"; done',
-    `bin/stowage up --config none --listen 127.0.0.1:0 > ${said('greeting')} 2>&1 &`,
+    `bin/stowage up --config none --listen 127.0.0.1:0 > ${outputFile('greeting')} 2>&1 &`,
     'server=$!',
-    `until grep -q '^Try next' ${said('greeting')}; do kill -0 $server; sleep 0.1; done`,
+    `until grep -q '^Try next' ${outputFile('greeting')}; do kill -0 $server; sleep 0.1; done`,
     'PATH=$PWD/bin:$PATH',
     'set +e',
     ...session.steps.flatMap(({ command }, i) => [
-      `{ ${command}\n} > ${said(i)} 2>&1 < /dev/null`,
-      `echo "status $?" >> ${said(i)}`,
+      `{ ${command}\n} > ${outputFile(i)} 2>&1 < /dev/null`,
+      `echo "status $?" >> ${outputFile(i)}`,
     ]),
     'kill $server; wait $server',
   ];
@@ -73,10 +73,10 @@ async function runSession(
   const processes = ['--pid', '--fork', '--kill-child', '--mount-proc'];
   const args = [...slaveMounts, ...processes, 'bash', join(folder.path, 'script')];
   await exec('unshare', args, { env, timeout: 120_000 }).catch(async (cause: Error) => {
-    throw new Error(`${cause.message}\n${await readFile(said('greeting'), 'utf8')}`, { cause });
+    throw new Error(`${cause.message}\n${await readFile(outputFile('greeting'), 'utf8')}`, { cause });
   });
-  const outputs = session.steps.map((_, i) => readFile(said(i), 'utf8'));
-  return { greeting: await readFile(said('greeting'), 'utf8'), outputs: await Promise.all(outputs) };
+  const outputs = session.steps.map((_, i) => readFile(outputFile(i), 'utf8'));
+  return { greeting: await readFile(outputFile('greeting'), 'utf8'), outputs: await Promise.all(outputs) };
 }
 
 /** Text that differs in each run: ids, times, devices, host name, file system overhead. */
@@ -94,7 +94,7 @@ const variableParts: readonly (readonly [RegExp, string])[] = [
 const withoutVariableParts = (text: string): string =>
   variableParts.reduce((all, [pattern, word]) => all.replaceAll(pattern, word), text).trim();
 
-/** The names in lines such as `ok  kernel: Linux 6.18`. In a list that ends in …, only the names must occur. */
+/** The names in lines such as `ok  kernel: Linux 6.18`. If the document's list ends in …, only these names must occur. */
 const namesIn = (text: string): string[] => [...text.matchAll(/^\w+ +([^:\n]+):/gm)].map(([, name = '']) => name);
 
 describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('the session in a document', () => {

@@ -8,20 +8,20 @@ import { needs } from '#testbed/needs.ts';
 import { run, type Stowage, startStowage } from './stowage.ts';
 
 const exec = promisify(execFile);
-let top: string;
+let testFolder: string;
 const running: Stowage[] = [];
 
 beforeEach(async () => {
-  top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-faults-')));
+  testFolder = await realpath(await mkdtemp(join(tmpdir(), 'stowage-faults-')));
 });
 
 afterEach(async () => {
   for (const server of running.splice(0)) await server.stop();
-  await rm(top, { recursive: true, force: true });
+  await rm(testFolder, { recursive: true, force: true });
 });
 
 async function start(options: Partial<Parameters<typeof startStowage>[0]> = {}): Promise<Stowage> {
-  const server = await startStowage({ state: join(top, 'state'), ...options });
+  const server = await startStowage({ state: join(testFolder, 'state'), ...options });
   running.push(server);
   return server;
 }
@@ -32,14 +32,14 @@ describe.skipIf(needs('linux'))('a second Stowage server', () => {
     const second = await run('bin/stowage', [
       'up',
       '--state',
-      join(top, 'state'),
+      join(testFolder, 'state'),
       '--config',
       'none',
       '--listen',
       'none',
     ]);
     expect(second.status).toBe(5);
-    expect(second.stderr).toContain(join(top, 'state'));
+    expect(second.stderr).toContain(join(testFolder, 'state'));
     expect(second.stderr).toContain(String(first.pid));
     expect(second.stderr).toMatch(/^action: /m);
     expect((await first.api('GET', '/v1/status')).status).toBe(200);
@@ -51,7 +51,7 @@ describe.skipIf(needs('linux'))('a second Stowage server', () => {
     const second = await run('bin/stowage', [
       'up',
       '--state',
-      join(top, 'other'),
+      join(testFolder, 'other'),
       '--config',
       'none',
       '--listen',
@@ -63,13 +63,13 @@ describe.skipIf(needs('linux'))('a second Stowage server', () => {
   });
 
   test('on the same local store starts, and reports which server has the store open', async () => {
-    const root = join(top, 'data');
+    const root = join(testFolder, 'data');
     await mkdir(root);
-    const config = join(top, 'stowage.yaml');
+    const config = join(testFolder, 'stowage.yaml');
     await writeFile(config, `stores:\n  data: local://${root}\n`);
     const first = await start({ config });
     await first.api('POST', '/v1/volumes', { name: 'mine' });
-    const second = await start({ state: join(top, 'other'), config });
+    const second = await start({ state: join(testFolder, 'other'), config });
     const answer = await second.api('POST', '/v1/volumes', { name: 'yours' });
     expect(answer.status).toBe(503);
     expect(answer.body).toMatchObject({ code: 'unavailable', reason: 'store-locked' });
@@ -85,7 +85,7 @@ describe.skipIf(needs('linux'))('a second Stowage server', () => {
 
 describe.skipIf(needs('linux'))('a store whose directory disappears', () => {
   test('returns clear errors, loses no record, and works again when the directory is back', async () => {
-    const root = join(top, 'data');
+    const root = join(testFolder, 'data');
     await mkdir(root);
     const server = await start();
     expect((await server.api('POST', '/v1/stores', { name: 'data', uri: `local://${root}` })).status).toBe(201);
@@ -110,23 +110,23 @@ describe.skipIf(needs('linux'))('a store whose directory disappears', () => {
 });
 
 describe.skipIf(needs('linux', 'root', 'mount'))('a full disk', () => {
-  test('is reported, and leaves nothing of the volume that did not fit', async () => {
-    const root = join(top, 'data');
+  test('is reported, and the volume that did not fit leaves no files', async () => {
+    const root = join(testFolder, 'data');
     await mkdir(root);
     await exec('mount', ['-t', 'tmpfs', '-o', 'size=512k,nr_inodes=64', 'stowage-test', root]);
     try {
       const server = await start();
       expect((await server.api('POST', '/v1/stores', { name: 'data', uri: `local://${root}` })).status).toBe(201);
-      const made: string[] = [];
+      const createdNames: string[] = [];
       let refused: Awaited<ReturnType<Stowage['api']>> | undefined;
       for (let index = 0; index < 100 && refused === undefined; index++) {
         const answer = await server.api('POST', '/v1/volumes', { store: 'data', name: `v${index}` });
-        if (answer.status === 201) made.push(`v${index}`);
+        if (answer.status === 201) createdNames.push(`v${index}`);
         else refused = answer;
       }
       expect(refused?.status).toBe(507);
       expect(refused?.body).toMatchObject({ code: 'exhausted' });
-      const entries = made.flatMap((name) => [name, `${name}.meta`]);
+      const entries = createdNames.flatMap((name) => [name, `${name}.meta`]);
       expect((await readdir(root)).sort()).toEqual(['.stowage', ...entries].sort());
       expect(await readdir(join(root, '.stowage', 'tmp'))).toEqual([]);
       expect((await server.api('DELETE', '/v1/volumes/data..v0')).status).toBe(200);
@@ -141,7 +141,7 @@ describe.skipIf(needs('linux', 'root', 'mount'))('a full disk', () => {
 describe.skipIf(needs('linux', 'root', 'mount'))('a busy mount', () => {
   test('prevents the deletion, renaming and unmounting of its volume, and the error names the process that uses it', async () => {
     const server = await start();
-    const target = join(top, 'target');
+    const target = join(testFolder, 'target');
     await server.api('POST', '/v1/volumes', { name: 'data' });
     expect((await server.api('POST', '/v1/volumes/data/mount', { target })).status).toBe(200);
     const user = spawn('sleep', ['1000'], { cwd: target, stdio: 'ignore' });
@@ -173,11 +173,11 @@ describe.skipIf(needs('linux', 'root', 'mount'))('a busy mount', () => {
   test('is unmounted by a stop once no process uses it', async () => {
     const server = await start();
     await server.api('POST', '/v1/volumes', { name: 'data' });
-    await server.api('POST', '/v1/volumes/data/mount', { target: join(top, 'target') });
+    await server.api('POST', '/v1/volumes/data/mount', { target: join(testFolder, 'target') });
     await server.stop();
     running.pop();
     expect(server.output()).toContain('stowage stopped\n');
-    expect((await readdir(top)).sort()).toEqual(['state']);
-    expect(await readdir(join(top, 'state', 'mounts'))).toEqual([]);
+    expect((await readdir(testFolder)).sort()).toEqual(['state']);
+    expect(await readdir(join(testFolder, 'state', 'mounts'))).toEqual([]);
   });
 });

@@ -17,7 +17,7 @@ interface FirstProcess {
   output(): string;
 }
 
-const nodeScript = (folder: string): readonly string[] => [
+const nodeArguments = (folder: string): readonly string[] => [
   '--config',
   'none',
   '--plugins',
@@ -33,9 +33,9 @@ const nodeScript = (folder: string): readonly string[] => [
 ];
 
 /** Commands that run until they receive a signal. */
-const commandFor: Readonly<Record<string, (folder: string) => readonly string[]>> = {
-  node: nodeScript,
-  up: (folder) => [...nodeScript(folder), '--listen', 'none'],
+const argumentsFor: Readonly<Record<string, (folder: string) => readonly string[]>> = {
+  node: nodeArguments,
+  up: (folder) => [...nodeArguments(folder), '--listen', 'none'],
   controller: (folder) => {
     const cluster = { name: 'c', cluster: { server: 'http://127.0.0.1:9' } };
     const [user, context] = [
@@ -51,8 +51,8 @@ const commandFor: Readonly<Record<string, (folder: string) => readonly string[]>
 };
 
 /** Starts the command as process 1 of a new PID namespace, as an engine does. Resolves when its program runs. */
-async function startFirst(folder: string, command: string, ...more: readonly string[]): Promise<FirstProcess> {
-  const words = [command, ...(commandFor[command]?.(folder) ?? []), ...more];
+async function startFirstProcess(folder: string, command: string, ...more: readonly string[]): Promise<FirstProcess> {
+  const words = [command, ...(argumentsFor[command]?.(folder) ?? []), ...more];
   const child = spawn(
     'unshare',
     ['--pid', '--fork', ...slaveMounts, '--mount-proc', '--kill-child', program, ...words],
@@ -65,13 +65,13 @@ async function startFirst(folder: string, command: string, ...more: readonly str
   for (const stream of [child.stdout, child.stderr]) stream.on('data', (data) => text.push(String(data)));
   for (;;) {
     const [pid = 0] = (await readFile(`/proc/${child.pid}/task/${child.pid}/children`, 'utf8')).split(' ').map(Number);
-    if (pid > 0 && hasHandler(pid)) return { child, pid, output: () => text.join('') };
+    if (pid > 0 && handlesSigterm(pid)) return { child, pid, output: () => text.join('') };
     await setTimeout(1);
   }
 }
 
 /** Whether the process handles SIGTERM. */
-function hasHandler(pid: number): boolean {
+function handlesSigterm(pid: number): boolean {
   const caught = /^SigCgt:\s*([0-9a-f]+)$/m.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))?.[1] ?? '0';
   return (BigInt(`0x${caught}`) & (1n << 14n)) !== 0n;
 }
@@ -84,7 +84,7 @@ describe.skipIf(needs('root'))('the first process of a container', () => {
       // Each delay interrupts the load of another part of the program.
       for (const afterMs of [0, 20, 50, 100, 200, 300]) {
         await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-first-'));
-        const { child, pid } = await startFirst(folder.path, command);
+        const { child, pid } = await startFirstProcess(folder.path, command);
         // The signal handler is installed before the program is loaded.
         expect(readFileSync(`/proc/${pid}/comm`, 'utf8')).toBe('stowage\n');
         await setTimeout(afterMs);
@@ -95,18 +95,18 @@ describe.skipIf(needs('root'))('the first process of a container', () => {
     },
   );
 
-  const slow = { timeout: 90_000 };
+  const slowPollOptions = { timeout: 90_000 };
   test('forwards later signals to the server: it reloads its configuration and stops cleanly', {
     timeout: 200_000,
   }, async () => {
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-first-'));
-    const { child, pid, output: said } = await startFirst(folder.path, 'node', '--log-level', 'info');
-    await expect.poll(said, slow).toContain('stowage ready');
+    const { child, pid, output } = await startFirstProcess(folder.path, 'node', '--log-level', 'info');
+    await expect.poll(output, slowPollOptions).toContain('stowage ready');
     process.kill(pid, 'SIGHUP');
-    await expect.poll(said, slow).toContain('configuration reloaded');
+    await expect.poll(output, slowPollOptions).toContain('configuration reloaded');
     process.kill(pid, 'SIGTERM');
     expect(await once(child, 'exit')).toEqual([0, null]);
-    expect(said()).toMatch(/stowage stopped\n$/);
+    expect(output()).toMatch(/stowage stopped\n$/);
   });
 
   test('exits with the status of the program that it started', async () => {

@@ -8,23 +8,23 @@ import { needs } from '#testbed/needs.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 
 const exec = promisify(execFile);
-let top: string;
+let testFolder: string;
 let server: Stowage | undefined;
 const cleanups: (() => Promise<unknown>)[] = [];
 
 beforeEach(async () => {
-  top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-others-')));
+  testFolder = await realpath(await mkdtemp(join(tmpdir(), 'stowage-others-')));
 });
 
 afterEach(async () => {
   for (const step of cleanups.splice(0).reverse()) await step().catch(() => undefined);
   await server?.stop();
   server = undefined;
-  await rm(top, { recursive: true, force: true });
+  await rm(testFolder, { recursive: true, force: true });
 });
 
 const start = async (): Promise<Stowage> => {
-  server = await startStowage({ state: join(top, 'state') });
+  server = await startStowage({ state: join(testFolder, 'state') });
   return server;
 };
 
@@ -34,9 +34,9 @@ async function mount(...args: string[]): Promise<void> {
 }
 
 describe.skipIf(needs('linux', 'root', 'mount'))('a mount made by another program', () => {
-  test('at the path of a former volume target is left alone by a stop and by an unmount', async () => {
+  test('at the path of a former volume target is left alone when Stowage stops', async () => {
     const stowage = await start();
-    const target = join(top, 'target');
+    const target = join(testFolder, 'target');
     await mkdir(target);
     await stowage.api('POST', '/v1/volumes', { name: 'data' });
     expect((await stowage.api('POST', '/v1/volumes/data/mount', { target })).status).toBe(200);
@@ -50,22 +50,22 @@ describe.skipIf(needs('linux', 'root', 'mount'))('a mount made by another progra
 
   test('of a volume prevents its deletion, even if another mount hides it', async () => {
     const stowage = await start();
-    const [target, elsewhere] = [join(top, 'parent', 'target'), join(top, 'elsewhere')];
-    await mkdir(join(top, 'parent'));
-    await mkdir(elsewhere);
+    const [target, bindTarget] = [join(testFolder, 'parent', 'target'), join(testFolder, 'elsewhere')];
+    await mkdir(join(testFolder, 'parent'));
+    await mkdir(bindTarget);
     await stowage.api('POST', '/v1/volumes', { name: 'data' });
     await stowage.api('POST', '/v1/volumes/data/mount', { target });
     await writeFile(join(target, 'file'), 'kept');
     // The test binds the volume to another path, and unmounts Stowage's own target.
-    await mount('--bind', target, elsewhere);
+    await mount('--bind', target, bindTarget);
     expect((await stowage.api('POST', '/v1/volumes/data/unmount', { target })).status).toBe(204);
     const bound = await stowage.api('DELETE', '/v1/volumes/data');
     expect(bound.body).toMatchObject({ status: 409, reason: 'volume-in-use' });
-    expect(bound.body['detail']).toContain(elsewhere);
+    expect(bound.body['detail']).toContain(bindTarget);
     await cleanups.pop()?.();
     // The test hides the mount with another mount over its parent directory.
     await stowage.api('POST', '/v1/volumes/data/mount', { target });
-    await mount('-t', 'tmpfs', 'cover', join(top, 'parent'));
+    await mount('-t', 'tmpfs', 'cover', join(testFolder, 'parent'));
     expect((await stowage.api('DELETE', '/v1/volumes/data')).body).toMatchObject({ status: 409 });
     await cleanups.pop()?.();
     expect(await readFile(join(target, 'file'), 'utf8')).toBe('kept');
@@ -77,7 +77,7 @@ describe.skipIf(needs('linux', 'root', 'mount'))('a mount made by another progra
 describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a loop device made by another program', () => {
   test('prevents the deletion of its image, and survives a restart if its file is in a volume', async () => {
     const stowage = await start();
-    const images = join(top, 'images');
+    const images = join(testFolder, 'images');
     await mkdir(images);
     await stowage.api('POST', '/v1/stores', { name: 'images', uri: `local://${images}?layout=image` });
     await stowage.api('POST', '/v1/volumes', { store: 'images', name: 'disk', bytes: String(16 * 1024 * 1024) });
@@ -94,26 +94,31 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a loop device 
     expect((await stowage.api('DELETE', '/v1/volumes/images..disk')).status).toBe(200);
 
     await stowage.api('POST', '/v1/volumes', { store: 'local', name: 'plain' });
-    const file = join(top, 'state', 'stores', 'local', 'plain', 'disk.img');
+    const file = join(testFolder, 'state', 'stores', 'local', 'plain', 'disk.img');
     await writeFile(file, Buffer.alloc(1024 * 1024));
-    const theirs = await attach(file);
+    const foreignDevice = await attach(file);
     await stowage.stop();
     await start();
-    expect((await exec('losetup', ['--list', '--noheadings', '--output', 'BACK-FILE', theirs])).stdout.trim()).toBe(
-      file,
-    );
+    expect(
+      (await exec('losetup', ['--list', '--noheadings', '--output', 'BACK-FILE', foreignDevice])).stdout.trim(),
+    ).toBe(file);
   });
 });
 
 describe.skipIf(needs('linux'))('a store', () => {
   test('is refused if its directory is, contains or is inside another store’s directory or the state folder', async () => {
     const stowage = await start();
-    const outer = join(top, 'outer');
+    const outer = join(testFolder, 'outer');
     await mkdir(join(outer, 'inner'), { recursive: true });
     expect((await stowage.api('POST', '/v1/stores', { name: 'inner', uri: `local://${outer}/inner` })).status).toBe(
       201,
     );
-    for (const uri of [`local://${outer}`, `local://${top}`, `local://${top}/state`, `local://${top}/state/stores`]) {
+    for (const uri of [
+      `local://${outer}`,
+      `local://${testFolder}`,
+      `local://${testFolder}/state`,
+      `local://${testFolder}/state/stores`,
+    ]) {
       const refused = await stowage.api('POST', '/v1/stores', { name: 'outer', uri });
       expect(refused.body, uri).toMatchObject({ status: 400, reason: 'store-overlaps' });
     }
@@ -122,31 +127,35 @@ describe.skipIf(needs('linux'))('a store', () => {
 
   test('in the directory of another store is refused with the name of that store, unless both are read-only', async () => {
     const stowage = await start();
-    await mkdir(join(top, 'images'));
-    await symlink(join(top, 'images'), join(top, 'link'));
+    await mkdir(join(testFolder, 'images'));
+    await symlink(join(testFolder, 'images'), join(testFolder, 'link'));
     const add = (name: string, uri: string) => stowage.api('POST', '/v1/stores', { name, uri });
-    expect((await add('img', `local://${top}/images`)).status).toBe(201);
-    for (const uri of [`local://${top}/images`, `local://${top}/images/?layout=image`, `local://${top}/link`]) {
+    expect((await add('img', `local://${testFolder}/images`)).status).toBe(201);
+    for (const uri of [
+      `local://${testFolder}/images`,
+      `local://${testFolder}/images/?layout=image`,
+      `local://${testFolder}/link`,
+    ]) {
       expect((await add('again', uri)).body, uri).toMatchObject({
         status: 409,
         code: 'exists',
         reason: 'store-place-taken',
-        detail: `store 'again' cannot be in ${top}/images: store 'img' is already there`,
+        detail: `store 'again' cannot be in ${testFolder}/images: store 'img' is already there`,
       });
     }
-    expect((await add('look', `local://${top}/images?readOnly=true`)).status).toBe(201);
+    expect((await add('look', `local://${testFolder}/images?readOnly=true`)).status).toBe(201);
     // After the deletion, the directory is free for another store.
     expect((await stowage.api('DELETE', '/v1/stores/img')).status).toBe(204);
-    expect((await add('again', `local://${top}/images`)).status).toBe(201);
+    expect((await add('again', `local://${testFolder}/images`)).status).toBe(201);
   });
 
   test('that is a copy of another store does not get the volumes of the original', async () => {
     const stowage = await start();
-    await mkdir(join(top, 'a'));
-    await stowage.api('POST', '/v1/stores', { name: 'a', uri: `local://${top}/a` });
+    await mkdir(join(testFolder, 'a'));
+    await stowage.api('POST', '/v1/stores', { name: 'a', uri: `local://${testFolder}/a` });
     const { body: made } = await stowage.api('POST', '/v1/volumes', { store: 'a', name: 'x' });
-    await cp(join(top, 'a'), join(top, 'b'), { recursive: true });
-    expect((await stowage.api('POST', '/v1/stores', { name: 'b', uri: `local://${top}/b` })).status).toBe(201);
+    await cp(join(testFolder, 'a'), join(testFolder, 'b'), { recursive: true });
+    expect((await stowage.api('POST', '/v1/stores', { name: 'b', uri: `local://${testFolder}/b` })).status).toBe(201);
     const { body } = await stowage.api('POST', '/v1/stores/b/adopt', {});
     expect(body).toMatchObject({ adopted: [], skipped: [{ name: 'x' }] });
     expect((await stowage.api('GET', `/v1/volumes/${made['id']}`)).body).toMatchObject({ store: 'a', condition: 'ok' });

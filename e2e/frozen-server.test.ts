@@ -7,7 +7,7 @@ import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { type Answer, type Stowage, startStowage } from './stowage.ts';
 
-// The server of one store hangs. Requests for another store must not notice that, and lists of all stores must be
+// The server of one store hangs. Requests for other stores must not be delayed, and lists of all stores must be
 // answered.
 
 /** The limit for requests that don't need the hanging server. It is shorter than any timeout for that server. */
@@ -19,9 +19,9 @@ const promptMs = 4_000;
 const boundedMs = 12_000;
 const pollOptions = { timeout: 30_000, interval: 200 };
 
-let top: string;
-let frozen: NfsServer;
-let healthy: NfsServer;
+let testFolder: string;
+let frozenServer: NfsServer;
+let healthyServer: NfsServer;
 let config: string;
 let count = 0;
 
@@ -39,7 +39,7 @@ async function callWithin(ms: number, server: Stowage, method: string, path: str
 const namesOf = ({ body }: Answer): unknown => (body['items'] as { name: string }[]).map(({ name }) => name);
 
 async function startServer(): Promise<Stowage> {
-  const server = await startStowage({ state: join(top, `state-${count}`), config });
+  const server = await startStowage({ state: join(testFolder, `state-${count}`), config });
   onTestFinished(() => server.stop());
   return server;
 }
@@ -51,21 +51,21 @@ async function create(server: Stowage, store: string, name: string): Promise<voi
 
 /** Runs every operation of a user on one store. */
 async function useStore(server: Stowage, store: string, name: string): Promise<void> {
-  const prompt = async (status: number, method: string, path: string, body?: object): Promise<Answer> => {
+  const callPromptly = async (status: number, method: string, path: string, body?: object): Promise<Answer> => {
     const answer = await callWithin(promptMs, server, method, path, body);
     expect(answer.status, `${method} ${path}: ${JSON.stringify(answer.body)}`).toBe(status);
     return answer;
   };
-  const { body: made } = await prompt(201, 'POST', '/v1/volumes', { store, name });
+  const { body: made } = await callPromptly(201, 'POST', '/v1/volumes', { store, name });
   // The name without a store is looked up in the default store only.
-  if (store === 'fine') expect((await prompt(200, 'GET', `/v1/volumes/${name}`)).body['id']).toBe(made['id']);
-  await prompt(200, 'GET', `/v1/volumes/${made['id']}`);
-  await prompt(200, 'PATCH', `/v1/volumes/${store}..${name}`, { labels: { team: 'blue' } });
-  expect(namesOf(await prompt(200, 'GET', `/v1/volumes?store=${store}`))).toContain(name);
-  expect((await prompt(200, 'GET', `/v1/stores/${store}`)).body['state']).toBe('open');
-  await prompt(200, 'DELETE', `/v1/volumes/${store}..${name}`);
-  expect(namesOf(await prompt(200, 'GET', `/v1/trash?store=${store}`))).toContain(name);
-  await prompt(204, 'DELETE', `/v1/trash/${made['id']}`);
+  if (store === 'fine') expect((await callPromptly(200, 'GET', `/v1/volumes/${name}`)).body['id']).toBe(made['id']);
+  await callPromptly(200, 'GET', `/v1/volumes/${made['id']}`);
+  await callPromptly(200, 'PATCH', `/v1/volumes/${store}..${name}`, { labels: { team: 'blue' } });
+  expect(namesOf(await callPromptly(200, 'GET', `/v1/volumes?store=${store}`))).toContain(name);
+  expect((await callPromptly(200, 'GET', `/v1/stores/${store}`)).body['state']).toBe('open');
+  await callPromptly(200, 'DELETE', `/v1/volumes/${store}..${name}`);
+  expect(namesOf(await callPromptly(200, 'GET', `/v1/trash?store=${store}`))).toContain(name);
+  await callPromptly(204, 'DELETE', `/v1/trash/${made['id']}`);
 }
 
 /** Repeats the work until the other promise resolves. */
@@ -81,42 +81,43 @@ async function repeatUntil<T>(waiting: Promise<T>, work: (round: number) => Prom
 
 describe.skipIf(needs('linux', 'root', 'ganesha'))('an NFS server that hangs', () => {
   beforeAll(async () => {
-    top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-frozen-')));
-    await chmod(top, 0o755);
+    testFolder = await realpath(await mkdtemp(join(tmpdir(), 'stowage-frozen-')));
+    await chmod(testFolder, 0o755);
     const start = async (name: string): Promise<NfsServer> => {
-      await mkdir(join(top, name));
+      await mkdir(join(testFolder, name));
       return await startGanesha({
-        exports: [{ path: join(top, name), tag: name }],
+        exports: [{ path: join(testFolder, name), tag: name }],
         signal: new AbortController().signal,
       });
     };
-    [frozen, healthy] = await Promise.all([start('silver'), start('gold')]);
+    [frozenServer, healthyServer] = await Promise.all([start('silver'), start('gold')]);
   });
   afterAll(async () => {
-    await frozen?.[Symbol.asyncDispose]();
-    await healthy?.[Symbol.asyncDispose]();
-    await rm(top, { recursive: true });
+    await frozenServer?.[Symbol.asyncDispose]();
+    await healthyServer?.[Symbol.asyncDispose]();
+    await rm(testFolder, { recursive: true });
   });
 
   beforeEach(async () => {
     count++;
-    config = join(top, `stowage-${count}.yaml`);
-    for (const store of ['fine', 'silver', 'gold']) await mkdir(join(top, store, `${count}`), { recursive: true });
+    config = join(testFolder, `stowage-${count}.yaml`);
+    for (const store of ['fine', 'silver', 'gold'])
+      await mkdir(join(testFolder, store, `${count}`), { recursive: true });
     const uri = ({ host, nfsPort, mountPort }: NfsServer, store: string): string =>
-      `nfs://${host}${top}/${store}/${count}?port=${nfsPort}&mountport=${mountPort}&timeout=5s&onDelete=archive`;
+      `nfs://${host}${testFolder}/${store}/${count}?port=${nfsPort}&mountport=${mountPort}&timeout=5s&onDelete=archive`;
     const stores = {
-      fine: `local://${top}/fine/${count}?onDelete=archive`,
-      silver: uri(frozen, 'silver'),
-      gold: uri(healthy, 'gold'),
+      fine: `local://${testFolder}/fine/${count}?onDelete=archive`,
+      silver: uri(frozenServer, 'silver'),
+      gold: uri(healthyServer, 'gold'),
     };
     await writeFile(config, JSON.stringify({ version: 1, default: 'fine', stores }));
-    onTestFinished(() => frozen.thaw());
+    onTestFinished(() => frozenServer.thaw());
   });
 
   test('delays only requests for its own store, and everything works again when the server is back', async () => {
     const server = await startServer();
     for (const store of ['fine', 'gold', 'silver']) await create(server, store, `of-${store}`);
-    await frozen.freeze();
+    await frozenServer.freeze();
 
     // More requests than any pool has slots, sent before Stowage noticed that the server hangs.
     const waiting = Promise.all(
@@ -131,7 +132,7 @@ describe.skipIf(needs('linux', 'root', 'ganesha'))('an NFS server that hangs', (
     });
     expect(uses).toBeGreaterThan(1);
     expect(new Set(answers.map(({ status, body }) => `${status} ${body['code']}`))).toEqual(new Set(['504 deadline']));
-    frozen.thaw();
+    frozenServer.thaw();
     await vi.waitFor(() => create(server, 'silver', 'after'), pollOptions);
   });
 
@@ -140,7 +141,7 @@ describe.skipIf(needs('linux', 'root', 'ganesha'))('an NFS server that hangs', (
     for (const store of ['fine', 'gold', 'silver']) await create(server, store, `of-${store}`);
     await create(server, 'fine', 'trashed');
     await callWithin(boundedMs, server, 'DELETE', '/v1/volumes/fine..trashed');
-    await frozen.freeze();
+    await frozenServer.freeze();
 
     const paths = ['/v1/volumes', '/v1/trash', '/v1/stores', '/v1/volumes/in-no-store'];
     const waiting = Promise.all(paths.map((path) => callWithin(boundedMs, server, 'GET', path)));
@@ -155,10 +156,10 @@ describe.skipIf(needs('linux', 'root', 'ganesha'))('an NFS server that hangs', (
     expect(Object.fromEntries(states)).toEqual({ fine: 'open', gold: 'open', silver: 'not-answering' });
     expect([unknown.status, unknown.body['reason']]).toEqual([503, 'volume-lookup-incomplete']);
     // A second list doesn't wait for the store again.
-    const again = await callWithin(promptMs, server, 'GET', '/v1/volumes');
-    expect(again.body['unanswered']).toEqual(['silver']);
+    const secondAnswer = await callWithin(promptMs, server, 'GET', '/v1/volumes');
+    expect(secondAnswer.body['unanswered']).toEqual(['silver']);
 
-    frozen.thaw();
+    frozenServer.thaw();
     await vi.waitFor(async () => {
       for (const path of ['/v1/volumes', '/v1/trash'])
         expect((await callWithin(boundedMs, server, 'GET', path)).body['unanswered']).toEqual([]);
@@ -166,11 +167,11 @@ describe.skipIf(needs('linux', 'root', 'ganesha'))('an NFS server that hangs', (
   });
 
   test('does not prevent the start of Stowage', async () => {
-    await frozen.freeze();
+    await frozenServer.freeze();
     const server = await startServer();
     expect(server.output()).toContain("trouble  store silver: store 'silver' is still being opened");
     await useStore(server, 'fine', 'x');
-    frozen.thaw();
+    frozenServer.thaw();
     await vi.waitFor(() => create(server, 'silver', 'x'), pollOptions);
   });
 });

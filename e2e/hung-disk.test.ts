@@ -11,31 +11,31 @@ import { type Answer, type Stowage, startStowage } from './stowage.ts';
 
 const exec = promisify(execFile);
 
-let top: string;
+let testFolder: string;
 let disk: string;
 let config: string;
 
 /** A separate disk that can be frozen. A call that writes to a frozen disk hangs, and no signal interrupts it. */
 beforeEach(async () => {
-  top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-hung-')));
-  disk = join(top, 'disk');
-  const image = join(top, 'image');
+  testFolder = await realpath(await mkdtemp(join(tmpdir(), 'stowage-hung-')));
+  disk = join(testFolder, 'disk');
+  const image = join(testFolder, 'image');
   await writeFile(image, '');
   await truncate(image, 64 * 1024 * 1024);
   await exec('mkfs.ext4', ['-q', image]);
   await mkdir(disk);
   mountImage(image, disk);
-  for (const folder of [join(disk, 'slow'), join(top, 'fine')]) await mkdir(folder);
-  config = join(top, 'stowage.yaml');
-  await writeFile(config, `stores:\n  fine: local://${top}/fine\n  slow: local://${disk}/slow\n`);
+  for (const folder of [join(disk, 'slow'), join(testFolder, 'fine')]) await mkdir(folder);
+  config = join(testFolder, 'stowage.yaml');
+  await writeFile(config, `stores:\n  fine: local://${testFolder}/fine\n  slow: local://${disk}/slow\n`);
   onTestFinished(async () => {
     await exec('umount', [disk]);
-    await rm(top, { recursive: true });
+    await rm(testFolder, { recursive: true });
   });
 });
 
 async function startServer(): Promise<Stowage> {
-  const server = await startStowage({ state: join(top, 'state'), config });
+  const server = await startStowage({ state: join(testFolder, 'state'), config });
   onTestFinished(() => server.stop());
   return server;
 }

@@ -54,14 +54,14 @@ describe.skipIf(needs('root', 'docker'))('the container image', () => {
   }
 
   test.each(['0', '7878', '65519'])('contains V8’s compile cache of the program, for user %s', async (user) => {
-    const about = ['--read-only', '--user', user, '--env', 'NODE_DEBUG_NATIVE=COMPILE_CACHE', '--entrypoint', 'sh'];
-    const words = ['run', '--rm', '--network', 'none', ...about, imageName, '-c', 'stowage --version 2>&1'];
+    const options = ['--read-only', '--user', user, '--env', 'NODE_DEBUG_NATIVE=COMPILE_CACHE', '--entrypoint', 'sh'];
+    const words = ['run', '--rm', '--network', 'none', ...options, imageName, '-c', 'stowage --version 2>&1'];
     expect(await engine.docker(...words)).toMatch(/V8 code cache for ESM \S+\/stowage\.mjs was accepted/);
   });
 
   test('prints its version', async () => {
-    const said = await engine.docker('run', '--rm', '--network', 'none', imageName, '--version');
-    expect(said).toContain(version);
+    const output = await engine.docker('run', '--rm', '--network', 'none', imageName, '--version');
+    expect(output).toContain(version);
   });
 
   test('becomes healthy as an ordinary user', async () => {
@@ -82,11 +82,11 @@ describe.skipIf(needs('root', 'docker'))('the container image', () => {
     expect(await inspect('kept', '.State.ExitCode')).toBe('0');
     await engine.docker('start', 'kept');
     await untilHealthy('kept');
-    const listed = await engine.docker('exec', 'kept', 'stowage', 'volume', 'list', '--json');
-    expect(listed).toContain('survivor');
+    const volumes = await engine.docker('exec', 'kept', 'stowage', 'volume', 'list', '--json');
+    expect(volumes).toContain('survivor');
   });
 
-  // The flags at the head of deploy/Dockerfile, without the host folder: the engine has mounts of its own.
+  // The flags at the top of deploy/Dockerfile, without the host folder, because the engine has its own mounts.
   const mounting = [
     '--user',
     '0',

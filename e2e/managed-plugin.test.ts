@@ -12,29 +12,29 @@ import { buildImage, imageName } from '#testbed/image.ts';
 import { runInside } from '#testbed/machine.ts';
 import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { ganeshaIn, type ServerInside, volumesBelow } from './stowage-container.ts';
+import { ganeshaIn, type InnerNfsServer, volumesBelow } from './stowage-container.ts';
 
 const required = ['root', 'docker', 'busybox', 'mount', 'fuse', 'ganesha'] as const;
 
 describe.skipIf(needs(...required))('Stowage as a managed plugin', () => {
   const end = new AbortController();
-  const all = new AsyncDisposableStack();
+  const resources = new AsyncDisposableStack();
   let engine: Engine;
-  let nfs: ServerInside;
+  let nfs: InnerNfsServer;
   let busybox: string;
   const docker = (...words: readonly string[]): Promise<string> => engine.docker(...words);
 
   beforeAll(async () => {
     const tar = await buildImage(end.signal);
-    engine = all.use(await startDockerd(end.signal, { bridges: true }));
-    nfs = all.use(await ganeshaIn(engine, [{ tag: 'silver' }], end.signal));
+    engine = resources.use(await startDockerd(end.signal, { bridges: true }));
+    nfs = resources.use(await ganeshaIn(engine, [{ tag: 'silver' }], end.signal));
     await docker('load', '--quiet', '--input', tar);
     busybox = await loadBusybox(engine, end.signal);
-    const own = await mkdtemp(join(tmpdir(), 'stowage-client-'));
-    all.defer(() => rm(own, { recursive: true, force: true }));
+    const clientFolder = await mkdtemp(join(tmpdir(), 'stowage-client-'));
+    resources.defer(() => rm(clientFolder, { recursive: true, force: true }));
     await promisify(execFile)(join(repository, 'deploy', 'plugin', 'create.sh'), ['stowage', imageName], {
       // Hides the user's own Docker contexts and credentials.
-      env: { PATH: process.env['PATH'], DOCKER_HOST: `unix://${engine.socket}`, DOCKER_CONFIG: own },
+      env: { PATH: process.env['PATH'], DOCKER_HOST: `unix://${engine.socket}`, DOCKER_CONFIG: clientFolder },
       signal: end.signal,
     });
     const yaml = `stores:\n  silver: ${nfs.uri('silver')}\n`;
@@ -50,7 +50,7 @@ describe.skipIf(needs(...required))('Stowage as a managed plugin', () => {
     await docker('plugin', 'enable', 'stowage');
   }, 300_000);
   afterAll(async () => {
-    await all.disposeAsync();
+    await resources.disposeAsync();
     end.abort();
   }, 60_000);
 
@@ -58,8 +58,8 @@ describe.skipIf(needs(...required))('Stowage as a managed plugin', () => {
     timeout: 120_000,
   }, async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'photos');
-    const using = ['--network', 'none', '--stop-signal', 'KILL', '-v', 'photos:/data', busybox];
-    await docker('run', '-d', '--name', 'app', '--restart', 'always', ...using, 'sleep', '1000');
+    const runOptions = ['--network', 'none', '--stop-signal', 'KILL', '-v', 'photos:/data', busybox];
+    await docker('run', '-d', '--name', 'app', '--restart', 'always', ...runOptions, 'sleep', '1000');
     await docker('exec', 'app', 'touch', '/data/before');
     expect(existsSync(join(nfs.folder('silver'), 'photos', 'before'))).toBe(true);
     await expect(docker('plugin', 'disable', 'stowage')).rejects.toThrow('in use');
@@ -72,7 +72,7 @@ describe.skipIf(needs(...required))('Stowage as a managed plugin', () => {
       (running) => running === 'true',
     );
     await docker('exec', 'app', 'touch', '/data/after');
-    expect(await docker('run', '--rm', ...using, 'ls', '/data')).toBe('after\nbefore');
+    expect(await docker('run', '--rm', ...runOptions, 'ls', '/data')).toBe('after\nbefore');
 
     expect(await volumesBelow(engine, dirname(engine.socket))).not.toEqual([]);
     await docker('rm', '-f', 'app');

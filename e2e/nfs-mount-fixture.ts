@@ -32,7 +32,7 @@ export async function createServerFolders(): Promise<ServerFolders> {
   const top = await realpath(await mkdtemp(join(tmpdir(), 'st-mnt-')));
   await chmod(top, 0o755);
   onTestFinished(async () => {
-    for (const at of mountsIn(top)) await run('umount', ['--force', '--lazy', at]).catch(() => undefined);
+    for (const path of mountsIn(top)) await run('umount', ['--force', '--lazy', path]).catch(() => undefined);
     killKeepers(top);
     await rm(top, { recursive: true, force: true });
   });
@@ -61,10 +61,10 @@ export function keeperPids(top: string): readonly number[] {
   const folder = join(top, 'r', 'keepers');
   const logs = existsSync(folder) ? readdirSync(folder).map((name) => join(folder, name, 'log')) : [];
   const contents = logs.flatMap((log) => (existsSync(log) ? [readFileSync(log, 'utf8')] : []));
-  const all = contents.flatMap((text) =>
+  const pids = contents.flatMap((text) =>
     [...text.matchAll(/"(?:keeper|dataPath|pid)":(\d+)/g)].map(([, pid]) => Number(pid)),
   );
-  return [...new Set(all)].filter((pid) => pid > 1 && isStowageProcess(pid));
+  return [...new Set(pids)].filter((pid) => pid > 1 && isStowageProcess(pid));
 }
 
 export function isStowageProcess(pid: number): boolean {
@@ -100,19 +100,19 @@ export async function runCli(server: Stowage, ...args: string[]): Promise<string
 
 /** The returned function returns the Events that the server has sent since this call. */
 export function followEvents(socketPath: string): () => string {
-  let said = '';
+  let events = '';
   const subscription = request(
     { socketPath, path: '/v1/events', headers: { accept: 'text/event-stream' } },
     (answer) => {
       answer.on('data', (chunk: Buffer) => {
-        said += String(chunk);
+        events += String(chunk);
       });
       answer.on('error', () => undefined);
     },
   );
   subscription.on('error', () => undefined).end();
   onTestFinished(() => void subscription.destroy());
-  return () => said;
+  return () => events;
 }
 
 /** Writes numbered lines with fsync and prints each number. Ends at the first error. */
@@ -127,15 +127,15 @@ export function startWriter(file: string): {
     const fd = openSync(process.argv[1], 'a');
     for (let i = 1; ; i++) { writeSync(fd, i + '\\n'); fsyncSync(fd); writeSync(1, i + '\\n'); }`;
   const child = spawn(process.execPath, ['-e', program, file], { stdio: ['ignore', 'pipe', 'pipe'] });
-  let said = '';
+  let errorOutput = '';
   let last = 0;
   child.stdout.on('data', (chunk: Buffer) => {
     last = Number(String(chunk).trim().split('\n').at(-1));
   });
   child.stderr.on('data', (chunk: Buffer) => {
-    said += String(chunk);
+    errorOutput += String(chunk);
   });
-  const ended = once(child, 'close').then(() => said);
+  const ended = once(child, 'close').then(() => errorOutput);
   onTestFinished(() => void child.kill('SIGKILL'));
   return { ended, count: () => last, stop: () => void child.kill('SIGKILL') };
 }

@@ -31,44 +31,44 @@ const run = promisify(execFile);
 
 interface MountedVolume extends ServerFolders {
   readonly server: Stowage;
-  readonly at: string;
+  readonly mountPoint: string;
 }
 
 async function mountVolumeOf(store: string): Promise<MountedVolume> {
-  const where = await createServerFolders();
-  const server = await startTestServer(where);
+  const folders = await createServerFolders();
+  const server = await startTestServer(folders);
   await runCli(server, 'store', 'add', 'silver', store);
   await runCli(server, 'volume', 'create', 'silver/photos');
-  const at = join(where.top, 'mnt');
-  await runCli(server, 'mount', 'silver/photos', at);
-  return { ...where, server, at };
+  const mountPoint = join(folders.top, 'mnt');
+  await runCli(server, 'mount', 'silver/photos', mountPoint);
+  return { ...folders, server, mountPoint };
 }
 
 /** While the NFS server can't be reached, every command is answered. Afterwards everything works again. */
 async function expectNothingBlocked(
-  { top, server, at }: MountedVolume,
-  silence: () => Promise<AsyncDisposable>,
+  { top, server, mountPoint: at }: MountedVolume,
+  blockServer: () => Promise<AsyncDisposable>,
 ): Promise<void> {
   const app = startWriter(join(at, 'log'));
   await expect.poll(() => app.count(), pollOptions).toBeGreaterThan(3);
   await runCli(server, 'volume', 'create', 'silver/idle');
   const idle = join(top, 'idle');
   await runCli(server, 'mount', 'silver/idle', idle);
-  const inTime = async (...args: string[]) => {
+  const runInTime = async (...args: string[]) => {
     const since = performance.now();
     const finished = await server.cli(...args);
     expect(performance.now() - since, args.join(' ')).toBeLessThan(20_000);
     return finished;
   };
   {
-    await using _silent = await silence();
+    await using _silent = await blockServer();
     await delay(1_500);
     for (const args of [['status'], ['mounts'], ['volume', 'list'], ['client', 'status'], ['unmount', idle]])
-      expect(await inTime(...args), args.join(' ')).toMatchObject({ status: 0 });
-    const refused = await inTime('unmount', at);
+      expect(await runInTime(...args), args.join(' ')).toMatchObject({ status: 0 });
+    const refused = await runInTime('unmount', at);
     expect(refused.status).not.toBe(0);
     expect(refused.stderr).toMatch(/in use|does not accept/);
-    expect(await inTime('unmount', at, '--force')).toMatchObject({ status: 0 });
+    expect(await runInTime('unmount', at, '--force')).toMatchObject({ status: 0 });
     expect(await app.ended).toMatch(/ECONNABORTED|ENOTCONN|EIO|ESHUTDOWN|EINTR/);
     expect(mountsIn(top)).toEqual([]);
   }
@@ -83,15 +83,15 @@ async function expectNothingBlocked(
 describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted volume of an NFS store', () => {
   const ganesha = ganeshaFolders('nfs-mount');
 
-  async function withVolume(more = ''): Promise<MountedVolume & { readonly exported: string }> {
+  async function mountVolume(uriOptions = ''): Promise<MountedVolume & { readonly exported: string }> {
     const { folder, uri } = ganesha.fresh();
     const { port, mountport } = portsOf(ganesha.server);
-    const mounted = await mountVolumeOf(`${uri}?port=${port}&mountport=${mountport}${more}`);
+    const mounted = await mountVolumeOf(`${uri}?port=${port}&mountport=${mountport}${uriOptions}`);
     return { ...mounted, exported: join(folder, 'photos') };
   }
 
   test('is served by a process without capabilities, and leaves nothing behind', { timeout: 60_000 }, async () => {
-    const { top, server, at, exported } = await withVolume();
+    const { top, server, mountPoint: at, exported } = await mountVolume();
     await run('sh', ['-c', 'echo hello > "$1/file"', 'sh', at]);
     expect(await readFile(join(exported, 'file'), 'utf8')).toBe('hello\n');
     const shared = (await readFile('/proc/self/mountinfo', 'utf8'))
@@ -124,8 +124,8 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted v
   test('lets an application keep writing while any of its processes is killed or replaced', {
     timeout: 90_000,
   }, async () => {
-    const { server, at, exported, ...where } = await withVolume();
-    const { top } = where;
+    const { server, mountPoint: at, exported, ...folders } = await mountVolume();
+    const { top } = folders;
     const app = startWriter(join(at, 'log'));
     const keepsWriting = async (): Promise<void> => {
       const before = app.count();
@@ -137,8 +137,8 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted v
       process.kill(pid, 'SIGKILL');
       await expect.poll(async () => (await dataPath(server))?.takeovers, pollOptions).toBeGreaterThan(takeovers);
       await keepsWriting();
-      const said = await runCli(server, 'client', 'upgrade');
-      expect(said).toContain('replaced 1 data path');
+      const output = await runCli(server, 'client', 'upgrade');
+      expect(output).toContain('replaced 1 data path');
       expect((await waitUntilServing(server)).pid).not.toBe(pid);
       await keepsWriting();
     }
@@ -146,7 +146,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted v
     server.signal('SIGKILL');
     await server.ended();
     await keepsWriting();
-    const next = await startTestServer(where);
+    const next = await startTestServer(folders);
     expect(await dataPath(next)).toMatchObject({ mounts: 1 });
     await keepsWriting();
     expect((await next.cli('unmount', at)).stderr).toContain('it is in use');
@@ -161,7 +161,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted v
   test('is mounted again at the same path after its keeper and data path were killed together, and an Event reports that', {
     timeout: 60_000,
   }, async () => {
-    const { top, socket, server, at } = await withVolume();
+    const { top, socket, server, mountPoint: at } = await mountVolume();
     await run('sh', ['-c', 'echo kept > "$1/file"', 'sh', at]);
     await waitUntilServing(server);
     const events = followEvents(socket);
@@ -171,10 +171,10 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted v
     await expect.poll(() => server.output(), { timeout: 20_000, interval: 20 }).toContain('a keeper is gone');
     // The server noticed the end of the keeper at once: the periodic check runs every ten seconds.
     expect(performance.now() - killedAt).toBeLessThan(8_000);
-    const looked = async (): Promise<string> =>
+    const readFileOrError = async (): Promise<string> =>
       (await run('cat', [join(at, 'file')], { timeout: 5_000 }).catch(({ stderr }) => ({ stdout: String(stderr) })))
         .stdout;
-    await expect.poll(looked, pollOptions).toBe('kept\n');
+    await expect.poll(readFileOrError, pollOptions).toBe('kept\n');
     await expect.poll(events, pollOptions).toContain('mount.repaired');
     await runCli(server, 'unmount', at);
     expect(mountsIn(top)).toEqual([]);
@@ -183,14 +183,14 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted v
   test('blocks no process forever if its keeper hangs while its data path is killed, and an Event reports that', {
     timeout: 90_000,
   }, async () => {
-    const { top, socket, server, at } = await withVolume();
+    const { top, socket, server, mountPoint: at } = await mountVolume();
     await run('sh', ['-c', 'echo kept > "$1/file"', 'sh', at]);
     const { pid } = await waitUntilServing(server);
     const events = followEvents(socket);
     await expect.poll(events, pollOptions).toContain('hello');
     for (const keeper of keeperPids(top)) if (keeper !== pid) await suspend(keeper);
     process.kill(pid, 'SIGKILL');
-    const waits = run('cat', [join(at, 'file')], { timeout: 60_000 }).catch(({ stderr }) => ({
+    const blockedRead = run('cat', [join(at, 'file')], { timeout: 60_000 }).catch(({ stderr }) => ({
       stdout: String(stderr),
     }));
     for (const args of [
@@ -202,7 +202,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted v
       await server.cli(...args);
       expect(performance.now() - since).toBeLessThan(20_000);
     }
-    expect((await waits).stdout).toMatch(/abort|not connected/);
+    expect((await blockedRead).stdout).toMatch(/abort|not connected/);
     await expect.poll(events, { timeout: 20_000 }).toContain('keeper.ended');
     await expect.poll(events, { timeout: 20_000 }).toContain('mount.repaired');
     expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('kept\n');
@@ -211,7 +211,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted v
   });
 
   test('keeps acknowledged writes when it is unmounted, except by force', { timeout: 60_000 }, async () => {
-    const { server, at, exported } = await withVolume('&hard');
+    const { server, mountPoint: at, exported } = await mountVolume('&hard');
     // SIGKILL, so that the program can't close the file.
     const program = `
       const { openSync, writeSync } = require('node:fs');
@@ -219,12 +219,13 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted v
       console.log('open');
       process.stdin.once('data', () => console.log('written', writeSync(fd, Buffer.alloc(300_000, 'x'))));`;
     const child = spawn(process.execPath, ['-e', program, join(at, 'file')], { stdio: ['pipe', 'pipe', 'ignore'] });
-    const says = async (what: string): Promise<void> => expect(String(await once(child.stdout, 'data'))).toBe(what);
-    await says('open\n');
+    const expectOutput = async (what: string): Promise<void> =>
+      expect(String(await once(child.stdout, 'data'))).toBe(what);
+    await expectOutput('open\n');
     await ganesha.server.freeze();
     try {
       child.stdin.write('go on');
-      await says('written 300000\n');
+      await expectOutput('written 300000\n');
       child.kill('SIGKILL');
       await once(child, 'exit');
       for (let round = 1; round <= 2; round++)
@@ -242,14 +243,14 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted v
   test('delays no command while its server hangs, and a forced unmount ends blocked processes', {
     timeout: 150_000,
   }, async () => {
-    await expectNothingBlocked(await withVolume('&hard'), async () => {
+    await expectNothingBlocked(await mountVolume('&hard'), async () => {
       await ganesha.server.freeze();
       return { [Symbol.asyncDispose]: async () => ganesha.server.thaw() };
     });
   });
 
   test('delays no command while its server is killed', { timeout: 150_000 }, async () => {
-    await expectNothingBlocked(await withVolume('&hard'), async () => {
+    await expectNothingBlocked(await mountVolume('&hard'), async () => {
       await ganesha.server.kill();
       return { [Symbol.asyncDispose]: () => ganesha.server.restart() };
     });

@@ -23,7 +23,7 @@ export interface NfsServeFixture {
   readonly top: string;
   /** The exported folder, initially empty. */
   readonly exported: string;
-  serve(options?: readonly string[], how?: ServeOptions): Promise<NfsServeProcess>;
+  serve(options?: readonly string[], serveOptions?: ServeOptions): Promise<NfsServeProcess>;
 }
 
 interface ServeOptions {
@@ -44,20 +44,20 @@ export async function createNfsServeFixture(): Promise<NfsServeFixture> {
   return {
     top,
     exported,
-    serve: (options = [], how = {}) => {
-      const place = options.includes('--state') ? [] : ['--state', join(top, 'state')];
-      const port = options.includes('--port') ? [] : ['--port', '0'];
-      return serve(['--json', 'nfs', 'serve', exported, ...place, ...port, ...options], how);
+    serve: (options = [], serveOptions = {}) => {
+      const stateArgs = options.includes('--state') ? [] : ['--state', join(top, 'state')];
+      const portArgs = options.includes('--port') ? [] : ['--port', '0'];
+      return serve(['--json', 'nfs', 'serve', exported, ...stateArgs, ...portArgs, ...options], serveOptions);
     },
   };
 }
 
 /** Runs the program with these arguments until the end of the test. */
-export async function serve(args: readonly string[], how: ServeOptions = {}): Promise<NfsServeProcess> {
-  const [file = program, ...first] = how.command ?? [program];
+export async function serve(args: readonly string[], options: ServeOptions = {}): Promise<NfsServeProcess> {
+  const [file = program, ...first] = options.command ?? [program];
   const child = spawn(file, [...first, ...args], {
-    stdio: ['ignore', 'pipe', 'pipe', ...(how.channel === true ? (['ipc'] as const) : [])],
-    env: { ...process.env, ...how.env },
+    stdio: ['ignore', 'pipe', 'pipe', ...(options.channel === true ? (['ipc'] as const) : [])],
+    env: { ...process.env, ...options.env },
   });
   const ended = once(child, 'exit') as Promise<[number | null, NodeJS.Signals | null]>;
   onTestFinished(async () => {
@@ -65,26 +65,26 @@ export async function serve(args: readonly string[], how: ServeOptions = {}): Pr
     await ended;
   });
   const { promise: ready, resolve, reject } = Promise.withResolvers<Record<'port', number> & { uri: string }>();
-  let [said, stdout] = ['', ''];
+  let [errorOutput, stdout] = ['', ''];
   child.stderr?.on('data', (text: Buffer) => {
-    said += String(text);
+    errorOutput += String(text);
   });
   child.stdout?.on('data', (text: Buffer) => {
     stdout += String(text);
     if (stdout.endsWith('\n}\n')) resolve(JSON.parse(stdout));
   });
-  void ended.then(([code, signal]) => reject(new Error(`nfs serve ended with ${code ?? signal}:\n${said}`)));
+  void ended.then(([code, signal]) => reject(new Error(`nfs serve ended with ${code ?? signal}:\n${errorOutput}`)));
   const { port, ...about } = await ready;
   return {
     child,
     port,
     ...(about as { uri: string; portmapper: number | null }),
-    stderr: () => said,
+    stderr: () => errorOutput,
     url: (path = '', more = '') => `nfs://127.0.0.1/export${path}?nfsport=${port}&mountport=${port}${more}`,
     end: async (signal = 'SIGTERM') => {
       child.kill(signal);
-      const [code, by] = await ended;
-      return code ?? by ?? 'SIGKILL';
+      const [code, signalName] = await ended;
+      return code ?? signalName ?? 'SIGKILL';
     },
   };
 }

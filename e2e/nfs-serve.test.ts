@@ -17,7 +17,7 @@ import { program, run } from './stowage.ts';
 const host = '127.0.0.1';
 
 /** Mounts the export with Stowage's NFS client. */
-async function mounted(
+async function mountExport(
   { port }: Pick<NfsServeProcess, 'port'>,
   options?: Partial<RpcClientOptions>,
 ): ReturnType<typeof openExport> {
@@ -38,35 +38,43 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
     expect(serving.stderr()).toBe('');
   });
 
-  test.skipIf(needs('root', 'ordinary-user'))('admits only its own user, unless others are named', async () => {
-    const { exported, serve } = await createNfsServeFixture();
-    await chmod(join(exported, '..'), 0o755);
-    const asOther = ({ url }: NfsServeProcess): ReturnType<typeof run> => run(...asOrdinaryUser(['nfs-ls', url()]));
-    const own = await serve();
-    expect((await run('nfs-ls', [own.url()])).status).toBe(0);
-    expect((await asOther(own)).status).not.toBe(0);
-    const shared = await serve(['--allow', '127.0.0.0/8']);
-    expect(await asOther(shared)).toMatchObject({ status: 0 });
-    const elsewhere = await serve(['--host', host, '--allow', '10.1.2.3']);
-    expect((await run('nfs-ls', [elsewhere.url()])).status).not.toBe(0);
-  });
+  test.skipIf(needs('root', 'ordinary-user'))(
+    'admits only clients of its own user, unless --allow names others',
+    async () => {
+      const { exported, serve } = await createNfsServeFixture();
+      await chmod(join(exported, '..'), 0o755);
+      const asOther = ({ url }: NfsServeProcess): ReturnType<typeof run> => run(...asOrdinaryUser(['nfs-ls', url()]));
+      const defaultServer = await serve();
+      expect((await run('nfs-ls', [defaultServer.url()])).status).toBe(0);
+      expect((await asOther(defaultServer)).status).not.toBe(0);
+      const shared = await serve(['--allow', '127.0.0.0/8']);
+      expect(await asOther(shared)).toMatchObject({ status: 0 });
+      const closedServer = await serve(['--host', host, '--allow', '10.1.2.3']);
+      expect((await run('nfs-ls', [closedServer.url()])).status).not.toBe(0);
+    },
+  );
 
-  test.skipIf(needs('ipv6'))('is reachable for the allowed clients over IPv6, and over both protocols', async () => {
-    const { serve } = await createNfsServeFixture();
-    const reached = async ({ port }: NfsServeProcess, at: string): Promise<number> => {
-      const open = await openExport({ host: at, nfsPort: port, mountPort: port }, '/export', { deadlineMs: 5_000 });
-      onTestFinished(() => open[Symbol.dispose]());
-      return (await open.nfs.getattr(open.root)).type;
-    };
-    const six = await serve(['--allow', '::1']);
-    expect(six.uri).toContain('nfs://[::1]/');
-    expect(await reached(six, '::1')).toBe(fileType.directory);
-    const both = await serve(['--allow', '::1', '--allow', host]);
-    expect(await reached(both, '::1')).toBe(fileType.directory);
-    expect(await reached(both, host)).toBe(fileType.directory);
-  });
+  test.skipIf(needs('ipv6'))(
+    'is reachable for allowed clients over IPv6, and over IPv4 and IPv6 together',
+    async () => {
+      const { serve } = await createNfsServeFixture();
+      const rootTypeOver = async ({ port }: NfsServeProcess, address: string): Promise<number> => {
+        const open = await openExport({ host: address, nfsPort: port, mountPort: port }, '/export', {
+          deadlineMs: 5_000,
+        });
+        onTestFinished(() => open[Symbol.dispose]());
+        return (await open.nfs.getattr(open.root)).type;
+      };
+      const ipv6Server = await serve(['--allow', '::1']);
+      expect(ipv6Server.uri).toContain('nfs://[::1]/');
+      expect(await rootTypeOver(ipv6Server, '::1')).toBe(fileType.directory);
+      const dualStackServer = await serve(['--allow', '::1', '--allow', host]);
+      expect(await rootTypeOver(dualStackServer, '::1')).toBe(fileType.directory);
+      expect(await rootTypeOver(dualStackServer, host)).toBe(fileType.directory);
+    },
+  );
 
-  test('read-only: everything can be read and nothing changed', async () => {
+  test('lets clients read everything and change nothing with --read-only', async () => {
     const { top, exported, serve } = await createNfsServeFixture();
     await writeFile(join(exported, 'file'), 'kept');
     const serving = await serve(['--read-only']);
@@ -78,35 +86,35 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
 
   test.skipIf(needs('root'))('performs calls as the configured user', async () => {
     const { top, exported, serve } = await createNfsServeFixture();
-    const all = ['--allow', host];
+    const allowHost = ['--allow', host];
     await writeFile(join(top, 'f'), 'x');
     const cp = async (serving: NfsServeProcess, to: string, more?: string): Promise<number | undefined> => {
       const { status } = await run('nfs-cp', [join(top, 'f'), serving.url(`/${to}`, more)]);
       return status === 0 ? (await stat(join(exported, to))).uid : undefined;
     };
-    const squashed = await serve(all);
+    const squashed = await serve(allowHost);
     // The server maps the client's root to nobody, who has no write permission there. The client gets the error.
     expect(await cp(squashed, 'as-root')).toBeUndefined();
     expect(squashed.stderr()).toContain(`Run: chown 65534:65534 ${exported}; or, if you trust its clients`);
-    expect(await cp(await serve([...all, '--squash', 'none']), 'as-root')).toBe(0);
+    expect(await cp(await serve([...allowHost, '--squash', 'none']), 'as-root')).toBe(0);
     await chmod(exported, 0o777);
     expect(await cp(squashed, 'squashed')).toBe(65_534);
-    const everybody = await serve([...all, '--squash', 'all', '--anon-uid', '1234', '--anon-gid', '1235']);
+    const everybody = await serve([...allowHost, '--squash', 'all', '--anon-uid', '1234', '--anon-gid', '1235']);
     expect(await cp(everybody, 'anonymous', '&uid=1000&gid=1000')).toBe(1234);
     expect((await stat(join(exported, 'anonymous'))).gid).toBe(1235);
-    const mapping = await serve([...all, '--map-uid', '1000:2000', '--map-gid', '1000:3000']);
+    const mapping = await serve([...allowHost, '--map-uid', '1000:2000', '--map-gid', '1000:3000']);
     expect(await cp(mapping, 'mapped', '&uid=1000&gid=1000')).toBe(2000);
     expect((await stat(join(exported, 'mapped'))).gid).toBe(3000);
   });
 });
 
-describe.skipIf(needs('linux'))('stowage nfs serve: start and stop', () => {
+describe.skipIf(needs('linux'))('stowage nfs serve as a process', () => {
   test('prints what is exported, and how to use it', async () => {
     const { top, exported, serve } = await createNfsServeFixture();
     const { port } = await serve();
     // The port of the first server is in use.
-    const taken = ['nfs', 'serve', exported, '--state', join(top, 'state'), '--port', String(port)];
-    const refused = await run(program, taken);
+    const serveArgs = ['nfs', 'serve', exported, '--state', join(top, 'state'), '--port', String(port)];
+    const refused = await run(program, serveArgs);
     expect(refused).toMatchObject({ status: 5, stdout: '' });
     expect(refused.stderr).toContain(`error: cannot listen on 127.0.0.1:${port}: the port is in use\naction: `);
     const { child, uri, end } = await serve(['--path', '/a b/c']);
@@ -118,7 +126,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve: start and stop', () => {
   test.each(['SIGTERM', 'SIGINT'] as const)('stops cleanly on %s, also while a client is connected', async (signal) => {
     const { serve } = await createNfsServeFixture();
     const serving = await serve();
-    await mounted(serving);
+    await mountExport(serving);
     expect(await serving.end(signal)).toBe(0);
     expect(serving.stderr()).toBe('');
   });
@@ -131,7 +139,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve: start and stop', () => {
     expect(await ended).toEqual([0, null]);
   });
 
-  test('also ends if that parent was gone before it started', async () => {
+  test('ends if the parent process was gone before it started', async () => {
     const { top, exported } = await createNfsServeFixture();
     const args = ['nfs', 'serve', exported, '--port', '0', '--state', join(top, 'state')];
     const child = spawn(program, args, { stdio: ['ignore', 'ignore', 'ignore', 'ipc'], timeout: 30_000 });
@@ -144,7 +152,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve: start and stop', () => {
     const { top, exported, serve } = await createNfsServeFixture();
     await writeFile(join(exported, 'file'), 'kept');
     const first = await serve();
-    const { nfs, root } = await mounted(first);
+    const { nfs, root } = await mountExport(first);
     const { handle } = await nfs.lookup(root, 'file');
     expect(await first.end('SIGKILL')).toBe('SIGKILL');
     const second = await serve(['--port', String(first.port)]);
@@ -154,7 +162,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve: start and stop', () => {
     await expect(nfs.getattr(handle)).rejects.toMatchObject({ statusName: 'BADHANDLE' });
   });
 
-  test('answers as a portmapper if asked to', async () => {
+  test('answers as a portmapper with --portmapper', async () => {
     const { serve } = await createNfsServeFixture();
     const { port, portmapper } = await serve(['--portmapper', '0']);
     using rpc = rpcTo(host, portmapper ?? 0, { identity: user(0) });
@@ -173,12 +181,12 @@ describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordina
     const env = { HOME: join(top, 'home'), XDG_STATE_HOME: join(top, 'home', 'state') };
     const states = join(top, 'home', 'state', 'stowage', 'nfs-server');
     const [file, args] = asOrdinaryUser([program]);
-    const how = { command: [file, ...args], env };
-    const serving = await serve(['--state', join(states, 'given')], how);
-    const { nfs, root } = await mounted(serving);
+    const serveOptions = { command: [file, ...args], env };
+    const serving = await serve(['--state', join(states, 'given')], serveOptions);
+    const { nfs, root } = await mountExport(serving);
     await nfs.create(root, 'mine', { mode: 'guarded', set: {} });
     expect((await stat(join(exported, 'mine'))).uid).toBe(uid);
-    const usual = (directory: string): ReturnType<typeof run> =>
+    const serveWithDefaults = (directory: string): ReturnType<typeof run> =>
       run(
         ...asOrdinaryUser([
           'env',
@@ -193,12 +201,12 @@ describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordina
       );
     // The server creates the secret before it finds that the port is in use.
     for (const directory of [exported, exported, join(top, 'home', 'state')]) {
-      if (directory === exported) expect((await usual(directory)).status).toBe(5);
-      else expect((await usual(directory)).stderr).toContain('lies in');
+      if (directory === exported) expect((await serveWithDefaults(directory)).status).toBe(5);
+      else expect((await serveWithDefaults(directory)).stderr).toContain('lies in');
     }
-    const made = (await readdir(states)).filter((name) => name !== 'given');
-    expect(made).toHaveLength(1);
-    expect((await stat(join(states, made[0] ?? ''))).mode & 0o777).toBe(0o700);
+    const secretFolders = (await readdir(states)).filter((name) => name !== 'given');
+    expect(secretFolders).toHaveLength(1);
+    expect((await stat(join(states, secretFolders[0] ?? ''))).mode & 0o777).toBe(0o700);
   });
 
   test.skipIf(needs('root', 'netns'))('may not use ports below 1024', async () => {
@@ -207,10 +215,13 @@ describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordina
     await chmod(exported, 0o755);
     const serve = [program, 'nfs', 'serve', exported, '--state', join(top, 'state')];
     // In its own network namespace: elsewhere, ordinary users may be allowed to use such ports.
-    const usual = ['--net', 'sh', '-c', 'ip link set lo up && exec "$@"', 'sh'];
-    const runs = (...options: readonly string[]): ReturnType<typeof run> =>
-      run('unshare', [...usual, ...asOrdinaryUser([...serve, ...options]).flat()]);
-    const [low, portmapper] = [await runs('--port', '1023'), await runs('--port', '0', '--portmapper', '111')];
+    const namespaceArgs = ['--net', 'sh', '-c', 'ip link set lo up && exec "$@"', 'sh'];
+    const serveAsOrdinaryUser = (...options: readonly string[]): ReturnType<typeof run> =>
+      run('unshare', [...namespaceArgs, ...asOrdinaryUser([...serve, ...options]).flat()]);
+    const [low, portmapper] = [
+      await serveAsOrdinaryUser('--port', '1023'),
+      await serveAsOrdinaryUser('--port', '0', '--portmapper', '111'),
+    ];
     expect(low).toMatchObject({ status: 3, stdout: '' });
     expect(low.stderr).toContain(
       '127.0.0.1:1023: only root may use ports below 1024\naction: Run it as root, or choose',
@@ -261,38 +272,48 @@ describe.skipIf(needs('linux', 'openssl'))('stowage nfs serve with TLS', () => {
   function certificate(folder: string, name: string): { readonly cert: string; readonly key: string } {
     const [key, cert] = [join(folder, `${name}.key`), join(folder, `${name}.pem`)];
     const subject = ['-subj', `/CN=${name}`, '-addext', `subjectAltName=IP:${host}`];
-    const how = ['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-days', '2'];
-    execFileSync('openssl', [...how, '-keyout', key, '-out', cert, ...subject], { stdio: 'pipe' });
+    const certificateArgs = [
+      'req',
+      '-x509',
+      '-newkey',
+      'ec',
+      '-pkeyopt',
+      'ec_paramgen_curve:P-256',
+      '-nodes',
+      '-days',
+      '2',
+    ];
+    execFileSync('openssl', [...certificateArgs, '-keyout', key, '-out', cert, ...subject], { stdio: 'pipe' });
     return { cert, key };
   }
-  const asking = { program: nfsProgram, version: nfsVersion };
+  const nfsPing = { program: nfsProgram, version: nfsVersion };
 
   test('refuses clients without TLS', async () => {
     const { top, serve } = await createNfsServeFixture();
     const { cert, key } = certificate(top, 'server');
     const serving = await serve(['--tls-cert', cert, '--tls-key', key]);
     expect(serving.uri).toContain('&tls=on');
-    await expect(mounted(serving)).rejects.toMatchObject({ failure: 'denied' });
-    const tls = { options: { ca: await readFile(cert) }, ...asking };
-    const { nfs, root } = await mounted(serving, { tls });
+    await expect(mountExport(serving)).rejects.toMatchObject({ failure: 'denied' });
+    const tls = { options: { ca: await readFile(cert) }, ...nfsPing };
+    const { nfs, root } = await mountExport(serving, { tls });
     expect((await nfs.getattr(root)).type).toBe(2);
     const optional = await serve(['--tls-cert', cert, '--tls-key', key, '--tls-optional']);
-    await mounted(optional);
-    await mounted(optional, { tls });
+    await mountExport(optional);
+    await mountExport(optional, { tls });
   });
 
-  test('can require a client certificate, which then decides who may connect', async () => {
+  test('admits only clients with a certificate of the given authority if --tls-ca is set', async () => {
     const { top, serve } = await createNfsServeFixture();
     const [server, known, stranger] = ['server', 'known', 'stranger'].map((name) => certificate(top, name));
     const options = ['--tls-cert', server?.cert ?? '', '--tls-key', server?.key ?? '', '--tls-ca', known?.cert ?? ''];
     const serving = await serve([...options, '--squash', 'none']);
     const ca = await readFile(server?.cert ?? '');
-    const shown = async (own: typeof known): Promise<object> => ({
-      tls: { options: { ca, cert: await readFile(own?.cert ?? ''), key: await readFile(own?.key ?? '') }, ...asking },
+    const clientOptions = async (own: typeof known): Promise<object> => ({
+      tls: { options: { ca, cert: await readFile(own?.cert ?? ''), key: await readFile(own?.key ?? '') }, ...nfsPing },
       deadlineMs: 1_500,
     });
-    await mounted(serving, await shown(known));
-    await expect(mounted(serving, await shown(stranger))).rejects.toThrow();
-    await expect(mounted(serving, { tls: { options: { ca }, ...asking }, deadlineMs: 1_500 })).rejects.toThrow();
+    await mountExport(serving, await clientOptions(known));
+    await expect(mountExport(serving, await clientOptions(stranger))).rejects.toThrow();
+    await expect(mountExport(serving, { tls: { options: { ca }, ...nfsPing }, deadlineMs: 1_500 })).rejects.toThrow();
   });
 });

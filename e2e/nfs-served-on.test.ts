@@ -14,28 +14,28 @@ describe.skipIf(needs('root', 'mount', 'fuse', 'ganesha'))(
     const exported = ganeshaFolders('served-on');
 
     test('is not deleted while it is mounted there', async () => {
-      const where = await createServerFolders();
-      const server = await startTestServer(where);
+      const folders = await createServerFolders();
+      const server = await startTestServer(folders);
       const { uri, options } = exported.fresh();
       await runCli(server, 'store', 'add', 'silver', `${uri}?${new URLSearchParams(options)}`);
       await runCli(server, 'volume', 'create', 'silver/photos');
-      const at = join(where.top, 'mnt');
-      await runCli(server, 'mount', 'silver/photos', at);
+      const mountPoint = join(folders.top, 'mnt');
+      await runCli(server, 'mount', 'silver/photos', mountPoint);
       // A mount namespace in which unmounts don't propagate, as in a container.
-      const there = join(where.top, 'there');
-      await mkdir(there);
-      const own = [...slaveMounts, 'sh', '-c', 'mount --bind "$1" "$2"; echo ready; exec cat', 'sh'];
-      const other = spawn('unshare', [...own, at, there], { stdio: ['pipe', 'pipe', 'inherit'] });
-      onTestFinished(() => void other.kill());
-      await once(other.stdout, 'data');
-      await runCli(server, 'unmount', at);
+      const boundPath = join(folders.top, 'there');
+      await mkdir(boundPath);
+      const unshareArgs = [...slaveMounts, 'sh', '-c', 'mount --bind "$1" "$2"; echo ready; exec cat', 'sh'];
+      const holder = spawn('unshare', [...unshareArgs, mountPoint, boundPath], { stdio: ['pipe', 'pipe', 'inherit'] });
+      onTestFinished(() => void holder.kill());
+      await once(holder.stdout, 'data');
+      await runCli(server, 'unmount', mountPoint);
       const refused = await server.cli('volume', 'delete', 'silver/photos');
       expect(refused).toMatchObject({
         status: 6,
         stderr: expect.stringContaining('something still uses a mount of it'),
       });
-      other.stdin.end();
-      await once(other, 'exit');
+      holder.stdin.end();
+      await once(holder, 'exit');
       await runCli(server, 'volume', 'delete', 'silver/photos');
     });
   },

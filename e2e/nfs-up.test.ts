@@ -17,7 +17,7 @@ async function newState(): Promise<string> {
   return join(top, 'state');
 }
 
-async function up(state: string, ...more: readonly string[]): Promise<Stowage> {
+async function startWithNfs(state: string, ...more: readonly string[]): Promise<Stowage> {
   const server = await startStowage({ state, options: ['--nfs', ...more] });
   onTestFinished(() => server.stop());
   return server;
@@ -30,7 +30,7 @@ async function outputOf(result: ReturnType<Stowage['cli']>): Promise<string> {
 }
 
 /** The pid of the NFS server of a state folder, from the system's process list. */
-async function serverOf(state: string): Promise<number | undefined> {
+async function nfsServerPid(state: string): Promise<number | undefined> {
   for (const pid of (await readdir('/proc')).filter((name) => /^\d+$/.test(name))) {
     const command = await readFile(`/proc/${pid}/cmdline`, 'utf8').catch(() => '');
     if (command.includes(`\0nfs\0serve\0${state}/stores/nfs\0`)) return Number(pid);
@@ -38,9 +38,9 @@ async function serverOf(state: string): Promise<number | undefined> {
   return undefined;
 }
 
-async function untilOtherServer(pid: number | undefined, state: string): Promise<number> {
+async function waitForOtherServer(pid: number | undefined, state: string): Promise<number> {
   return await vi.waitFor(async () => {
-    const found = await serverOf(state);
+    const found = await nfsServerPid(state);
     if (found === undefined || found === pid) throw new Error('no other server yet');
     return found;
   }, pollOptions);
@@ -48,7 +48,7 @@ async function untilOtherServer(pid: number | undefined, state: string): Promise
 
 const portIn = (server: Stowage): number =>
   Number(/^ {2}nfs +network +nfs:\/\/127\.0\.0\.1\/export\?port=(\d+)&mountport=\1 /m.exec(server.output())?.[1]);
-const names = async (server: Stowage): Promise<string[]> => {
+const volumeNames = async (server: Stowage): Promise<string[]> => {
   const { body } = await server.api('GET', '/v1/volumes');
   return (body['items'] as { name: string }[]).map(({ name }) => name);
 };
@@ -62,7 +62,7 @@ async function create(server: Stowage, store: string, name: string): Promise<voi
 describe.skipIf(needs('linux'))('stowage up --nfs', () => {
   test('provides a network store that works at once, and is the same after a restart', async () => {
     const state = await newState();
-    const first = await up(state);
+    const first = await startWithNfs(state);
     expect(first.output()).toContain(`(files in ${state}/stores/nfs)`);
     expect(first.output()).toContain('  default  local ');
     expect(await outputOf(first.cli('volume', 'create', 'network/x', '--label', 'team=blue'))).toBe('network/x\n');
@@ -72,49 +72,49 @@ describe.skipIf(needs('linux'))('stowage up --nfs', () => {
     expect(await outputOf(first.cli('store', 'check', 'network'))).toMatch(/^ok +write: /m);
     await first.stop();
     expect(first.output()).not.toContain('"level"');
-    expect(await serverOf(state)).toBeUndefined();
-    const second = await up(state);
+    expect(await nfsServerPid(state)).toBeUndefined();
+    const second = await startWithNfs(state);
     expect(portIn(second)).toBe(portIn(first));
-    expect(await names(second)).toEqual(['x']);
+    expect(await volumeNames(second)).toEqual(['x']);
     await second.stop();
-    const without = await startStowage({ state });
-    onTestFinished(() => without.stop());
-    expect(await outputOf(without.cli('store', 'list', '--quiet'))).toBe('local\n');
+    const withoutNfs = await startStowage({ state });
+    onTestFinished(() => withoutNfs.stop());
+    expect(await outputOf(withoutNfs.cli('store', 'list', '--quiet'))).toBe('local\n');
   });
 
   test('prints a command to try next that works', async () => {
-    const server = await up(await newState());
+    const server = await startWithNfs(await newState());
     const [, line = ''] = /^ {2}(.* volume create network\/\S+)$/m.exec(server.output()) ?? [];
     expect(await run('sh', ['-c', line])).toEqual({ status: 0, stdout: 'network/shared\n', stderr: '' });
   });
 
   test('restarts a killed NFS server, and its store keeps working', async () => {
     const state = await newState();
-    const server = await up(state);
+    const server = await startWithNfs(state);
     await create(server, 'network', 'before');
-    const pid = await untilOtherServer(undefined, state);
+    const pid = await waitForOtherServer(undefined, state);
     process.kill(pid, 'SIGKILL');
-    await untilOtherServer(pid, state);
+    await waitForOtherServer(pid, state);
     // Until the new server listens, the store reports that the server can't be reached.
     await vi.waitFor(() => create(server, 'network', 'after'), pollOptions);
-    expect(await names(server)).toEqual(['after', 'before']);
+    expect(await volumeNames(server)).toEqual(['after', 'before']);
     expect(server.output()).toMatch(/"level":"warn".*it ended with SIGKILL.*"msg":"restarting the NFS server"/);
   });
 
   test('ends its NFS server when Stowage is killed, and the next start continues with the same volumes', async () => {
     const state = await newState();
-    const first = await up(state);
+    const first = await startWithNfs(state);
     await create(first, 'network', 'x');
-    expect(await serverOf(state)).toBeGreaterThan(0);
+    expect(await nfsServerPid(state)).toBeGreaterThan(0);
     first.signal('SIGKILL');
     await first.ended();
-    const second = await up(state);
+    const second = await startWithNfs(state);
     expect(portIn(second)).toBe(portIn(first));
     await create(second, 'network', 'y');
-    expect(await names(second)).toEqual(['x', 'y']);
+    expect(await volumeNames(second)).toEqual(['x', 'y']);
     second.signal('SIGKILL');
     await second.ended();
-    await vi.waitFor(async () => expect(await serverOf(state)).toBeUndefined(), pollOptions);
+    await vi.waitFor(async () => expect(await nfsServerPid(state)).toBeUndefined(), pollOptions);
   });
 
   test('ends on Ctrl-C at a terminal, with the NFS server last', async () => {
@@ -122,13 +122,13 @@ describe.skipIf(needs('linux'))('stowage up --nfs', () => {
     const server = await startStowage({ state, options: ['--nfs'], command: ['setsid', program] });
     onTestFinished(() => server.stop());
     // The NFS server is in another process group, so it doesn't receive the SIGINT.
-    const pid = await serverOf(state);
+    const pid = await nfsServerPid(state);
     const [, group] = /\) \S \d+ (\d+) /.exec(await readFile(`/proc/${pid}/stat`, 'utf8')) ?? [];
     expect(Number(group)).toBe(pid);
     process.kill(-server.pid, 'SIGINT');
     expect(await server.ended()).toBe(0);
     expect(server.output()).toMatch(/\nstowage stopping\nstowage stopped\n$/);
-    expect(await serverOf(state)).toBeUndefined();
+    expect(await nfsServerPid(state)).toBeUndefined();
   });
 
   test('disables only its own store while its port is in use', async () => {
@@ -136,7 +136,7 @@ describe.skipIf(needs('linux'))('stowage up --nfs', () => {
     const [port = 0] = await freePorts('127.0.0.1', 1);
     const other = createServer().listen(port, '127.0.0.1');
     await once(other, 'listening');
-    const server = await up(state, String(port));
+    const server = await startWithNfs(state, String(port));
     expect(server.output()).toContain(
       `  trouble  store network: the embedded NFS server is not running: cannot listen on 127.0.0.1:${port}: the port is in use. Stop the program that uses it, or choose another port: stowage up --nfs PORT`,
     );
@@ -152,27 +152,27 @@ describe.skipIf(needs('linux'))('stowage up --nfs', () => {
 
   test('refuses to add a store in or above the directory of its volumes, unless the new store is read-only', async () => {
     const state = await newState();
-    const server = await up(state);
+    const server = await startWithNfs(state);
     await create(server, 'network', 'x');
     const port = portIn(server);
-    const at = (path: string, more = ''): string => `nfs://127.0.0.1${path}?port=${port}&mountport=${port}${more}`;
+    const nfsUri = (path: string, more = ''): string => `nfs://127.0.0.1${path}?port=${port}&mountport=${port}${more}`;
     for (const [uri, reason] of [
       [`local://${state}/stores/nfs`, 'store-overlaps'],
       [`local://${state}/stores/nfs/x`, 'store-overlaps'],
       [`local://${state}/stores`, 'store-overlaps'],
-      [at('/export/x'), 'store-overlaps'],
-      [at('/export/'), 'store-place-taken'],
+      [nfsUri('/export/x'), 'store-overlaps'],
+      [nfsUri('/export/'), 'store-place-taken'],
       // Another name of the same server.
-      [at('/export').replace('127.0.0.1', 'localhost'), 'store-place-taken'],
+      [nfsUri('/export').replace('127.0.0.1', 'localhost'), 'store-place-taken'],
     ] as const) {
       const { status, body } = await server.api('POST', '/v1/stores', { name: 'other', uri });
       expect({ uri, reason: body['reason'] }).toEqual({ uri, reason });
       expect(status).toBeGreaterThanOrEqual(400);
     }
-    await outputOf(server.cli('store', 'add', 'reader', at('/export', '&readOnly=true')));
+    await outputOf(server.cli('store', 'add', 'reader', nfsUri('/export', '&readOnly=true')));
   });
 
-  test.skipIf(needs('ordinary-user'))('needs no root', async () => {
+  test.skipIf(needs('ordinary-user'))('works without root', async () => {
     const state = await newState();
     const top = join(state, '..');
     await mkdir(join(top, 'home'));

@@ -18,7 +18,7 @@ const everyCommand = walk(createProgram({ version: '', program: 'stowage' }, () 
 
 /** Runs every command in the order of the documentation. Each command uses the results of earlier ones. */
 describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () => {
-  const done = new Set(['up', 'node', 'controller']);
+  const testedCommands = new Set(['up', 'node', 'controller']);
   let home: string;
   let command: readonly [string, ...string[]];
   let server: Stowage;
@@ -31,20 +31,20 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
     return path;
   }
 
-  async function ends(
+  async function expectStatus(
     status: number,
     words: readonly string[],
   ): Promise<{ readonly out: string; readonly err: string }> {
-    const name = everyCommand.find((one) => `${words.join(' ')} `.startsWith(`${one} `));
-    if (name !== undefined) done.add(name);
+    const name = everyCommand.find((command) => `${words.join(' ')} `.startsWith(`${command} `));
+    if (name !== undefined) testedCommands.add(name);
     const { status: found, stdout, stderr } = await server.cli(...words);
     expect(found, `stowage ${words.join(' ')}\n${stdout}${stderr}`).toBe(status);
     return { out: stdout, err: stderr };
   }
-  const says = async (...words: readonly string[]): Promise<string> => (await ends(0, words)).out;
-  const json = async (...words: readonly string[]): Promise<unknown> => JSON.parse(await says(...words, '--json'));
-  const refuses = async (code: ErrorCode, ...words: readonly string[]): Promise<string> =>
-    (await ends(errorCodes[code].exit, words)).err;
+  const outputOf = async (...words: readonly string[]): Promise<string> => (await expectStatus(0, words)).out;
+  const json = async (...words: readonly string[]): Promise<unknown> => JSON.parse(await outputOf(...words, '--json'));
+  const errorOf = async (code: ErrorCode, ...words: readonly string[]): Promise<string> =>
+    (await expectStatus(errorCodes[code].exit, words)).err;
 
   beforeAll(async () => {
     home = await realpath(await mkdtemp(join(tmpdir(), 'stowage-user-')));
@@ -63,23 +63,23 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
   test('can run every command except mounts, and the error of a mount says what mounting needs', {
     timeout: 300_000,
   }, async () => {
-    await theMachine();
-    await stores();
-    await volumes();
-    await theTrash();
-    await mounts();
-    await operations();
-    await events();
-    await tokens();
-    await serving();
-    expect(await says('store', 'remove', 'data')).toBe('store data removed; its volumes stay where they are\n');
-    expect([...done].sort()).toEqual([...everyCommand].sort());
+    await checkMachineCommands();
+    await checkStoreCommands();
+    await checkVolumeCommands();
+    await checkTrashCommands();
+    await checkMountCommands();
+    await checkOperationCommands();
+    await checkEventStream();
+    await checkTokenCommands();
+    await checkNfsServe();
+    expect(await outputOf('store', 'remove', 'data')).toBe('store data removed; its volumes stay where they are\n');
+    expect([...testedCommands].sort()).toEqual([...everyCommand].sort());
   });
 
-  async function serving(): Promise<void> {
+  async function checkNfsServe(): Promise<void> {
     const [file, ...args] = command;
-    const place = ['--port', '0', '--state', join(home, 'served')];
-    const child = spawn(file, [...args, '--json', 'nfs', 'serve', await folder('exported'), ...place], {
+    const serveArgs = ['--port', '0', '--state', join(home, 'served')];
+    const child = spawn(file, [...args, '--json', 'nfs', 'serve', await folder('exported'), ...serveArgs], {
       timeout: 60_000,
     });
     const ended = once(child, 'close');
@@ -87,42 +87,44 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
     expect(JSON.parse(line.toString())).toMatchObject({ port: expect.any(Number) });
     child.kill('SIGTERM');
     expect((await ended)[0]).toBe(0);
-    done.add('nfs serve');
-    expect(await refuses('unavailable', 'keeper', '--check', 'ready')).toContain('no keeper is in charge');
+    testedCommands.add('nfs serve');
+    expect(await errorOf('unavailable', 'keeper', '--check', 'ready')).toContain('no keeper is in charge');
   }
 
-  async function theMachine(): Promise<void> {
+  async function checkMachineCommands(): Promise<void> {
     expect(await json('status')).toMatchObject({
       ready: true,
       defaultStore: 'local',
       mounting: { able: false, why: 'this process lacks CAP_SYS_ADMIN' },
     });
-    expect((await ends(1, ['doctor'])).out).toContain('missing  permission to mount: this process lacks CAP_SYS_ADMIN');
-    expect(await says('completion', 'bash')).toContain('complete -F _stowage stowage');
-    expect(await says('help', 'exit-codes')).toContain('unsupported');
+    expect((await expectStatus(1, ['doctor'])).out).toContain(
+      'missing  permission to mount: this process lacks CAP_SYS_ADMIN',
+    );
+    expect(await outputOf('completion', 'bash')).toContain('complete -F _stowage stowage');
+    expect(await outputOf('help', 'exit-codes')).toContain('unsupported');
   }
 
-  async function stores(): Promise<void> {
+  async function checkStoreCommands(): Promise<void> {
     const root = await folder('data');
     await writeFile(join(await folder('data', 'photos'), 'file'), 'kept');
-    expect(await says('store', 'add', 'data', `local://${root}?onDelete=archive`)).toBe('data\n');
+    expect(await outputOf('store', 'add', 'data', `local://${root}?onDelete=archive`)).toBe('data\n');
     expect(await json('store', 'list')).toMatchObject([{ name: 'local', default: true }, { name: 'data' }]);
-    expect(await says('store', 'show', 'data')).toContain(`local://${root}`);
-    expect(await says('store', 'check', 'data')).toContain('ok       writable');
+    expect(await outputOf('store', 'show', 'data')).toContain(`local://${root}`);
+    expect(await outputOf('store', 'check', 'data')).toContain('ok       writable');
     expect(await json('store', 'orphans', 'data')).toMatchObject([{ name: 'photos' }]);
-    expect(await says('store', 'adopt', 'data')).toBe('adopted photos (data without a record)\n');
-    expect(await says('store', 'default', 'data')).toBe('data is now the default store\n');
-    await says('store', 'default', 'local');
+    expect(await outputOf('store', 'adopt', 'data')).toBe('adopted photos (data without a record)\n');
+    expect(await outputOf('store', 'default', 'data')).toBe('data is now the default store\n');
+    await outputOf('store', 'default', 'local');
   }
 
-  async function volumes(): Promise<void> {
-    expect(await says('volume', 'create', 'demo', '--size', '1M', '--label', 'team=blue')).toBe('local/demo\n');
-    expect(await says('volume', 'expand', 'demo', '2M')).toBe('expanded local/demo to 2MiB\n');
-    expect(await says('volume', 'rename', 'demo', 'kept')).toBe('renamed local/kept (was demo)\n');
-    expect(await says('volume', 'label', 'kept', 'stage=test', 'team-')).toBe('labelled local/kept\n');
-    expect(await refuses('unsupported', 'volume', 'enforce', 'kept')).toContain('enforce');
+  async function checkVolumeCommands(): Promise<void> {
+    expect(await outputOf('volume', 'create', 'demo', '--size', '1M', '--label', 'team=blue')).toBe('local/demo\n');
+    expect(await outputOf('volume', 'expand', 'demo', '2M')).toBe('expanded local/demo to 2MiB\n');
+    expect(await outputOf('volume', 'rename', 'demo', 'kept')).toBe('renamed local/kept (was demo)\n');
+    expect(await outputOf('volume', 'label', 'kept', 'stage=test', 'team-')).toBe('labelled local/kept\n');
+    expect(await errorOf('unsupported', 'volume', 'enforce', 'kept')).toContain('enforce');
     const release = ['volume', 'release', 'kept', '--host', 'another', '--yes'];
-    expect(await refuses('unsupported', ...release)).toContain('no other host can');
+    expect(await errorOf('unsupported', ...release)).toContain('no other host can');
     await writeFile(join(home, 'state', 'stores', 'local', 'kept', 'file'), 'four');
     expect(await json('volume', 'usage', 'kept')).toMatchObject({ files: '1' });
     expect(await json('volume', 'show', 'kept')).toMatchObject({
@@ -134,62 +136,62 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
     expect(await json('volume', 'list')).toMatchObject([{ name: 'photos' }, { name: 'kept' }]);
   }
 
-  async function theTrash(): Promise<void> {
-    expect(await says('volume', 'delete', 'local/kept')).toBe('deleted local/kept\n');
-    expect(await says('volume', 'delete', 'data/photos')).toMatch(/^moved data\/photos to the trash until /);
+  async function checkTrashCommands(): Promise<void> {
+    expect(await outputOf('volume', 'delete', 'local/kept')).toBe('deleted local/kept\n');
+    expect(await outputOf('volume', 'delete', 'data/photos')).toMatch(/^moved data\/photos to the trash until /);
     expect(await json('volume', 'trash', 'list')).toMatchObject([{ store: 'data', name: 'photos' }]);
-    expect(await says('volume', 'restore', 'photos', '--name', 'pictures')).toBe('restored data/pictures\n');
-    await says('volume', 'delete', 'pictures');
-    expect(await says('volume', 'trash', 'purge', 'pictures')).toBe('deleted data/pictures for good\n');
+    expect(await outputOf('volume', 'restore', 'photos', '--name', 'pictures')).toBe('restored data/pictures\n');
+    await outputOf('volume', 'delete', 'pictures');
+    expect(await outputOf('volume', 'trash', 'purge', 'pictures')).toBe('deleted data/pictures for good\n');
     expect(await json('volume', 'trash', 'list')).toEqual([]);
   }
 
-  async function mounts(): Promise<void> {
-    await says('volume', 'create', 'demo');
+  async function checkMountCommands(): Promise<void> {
+    await outputOf('volume', 'create', 'demo');
     const target = join(home, 'target');
-    expect(await refuses('unsupported', 'mount', 'demo', target)).toBe(
+    expect(await errorOf('unsupported', 'mount', 'demo', target)).toBe(
       'error: volumes cannot be mounted here: this process lacks CAP_SYS_ADMIN\n' +
         'action: Run Stowage as root; in a container, add the capability: docker run --cap-add SYS_ADMIN\n',
     );
     expect(await json('client', 'status')).toEqual([]);
-    expect(await says('client', 'upgrade')).toBe('no data path runs: nothing to replace\n');
-    expect(await refuses('not-found', 'unmount', target)).toContain(`no volume is mounted at ${target}`);
+    expect(await outputOf('client', 'upgrade')).toBe('no data path runs: nothing to replace\n');
+    expect(await errorOf('not-found', 'unmount', target)).toContain(`no volume is mounted at ${target}`);
     expect(await json('mounts')).toEqual([]);
   }
 
-  async function operations(): Promise<void> {
+  async function checkOperationCommands(): Promise<void> {
     const [last] = (await json('operations', 'list')) as { id: string; kind: string }[];
     expect(last?.kind).toBe('volume.create');
     expect(await json('operations', 'show', last?.id ?? '')).toMatchObject({ subject: 'local/demo', state: 'done' });
-    await says('operations', 'cancel', last?.id ?? '');
-    expect(await refuses('not-found', 'operations', 'cancel', 'op1-none')).toContain('op1-none');
+    await outputOf('operations', 'cancel', last?.id ?? '');
+    expect(await errorOf('not-found', 'operations', 'cancel', 'op1-none')).toContain('op1-none');
   }
 
   /** This command runs until it receives a signal. */
-  async function events(): Promise<void> {
+  async function checkEventStream(): Promise<void> {
     const [file, ...args] = command;
     const socket = join(home, 'state', 'stowage.sock');
     const child = spawn(file, [...args, '--socket', socket, 'events', '--json'], { timeout: 60_000 });
     const ended = once(child, 'close');
-    let heard = '';
+    let received = '';
     child.stdout.on('data', (chunk: Buffer) => {
-      heard += String(chunk);
+      received += String(chunk);
     });
     // The stream sends only Events that happen after it was opened.
-    for (let n = 0; child.exitCode === null && !/volume.changed.*\n/.test(heard); n++) {
+    for (let n = 0; child.exitCode === null && !/volume.changed.*\n/.test(received); n++) {
       await server.api('PATCH', '/v1/volumes/demo', { labels: { n: String(n) } });
     }
     child.kill('SIGINT');
     expect((await ended)[0]).toBe(errorCodes.canceled.exit);
-    expect(heard).toMatch(/^\{"type":"volume.changed",.*"name":"demo"/m);
-    done.add('events');
+    expect(received).toMatch(/^\{"type":"volume.changed",.*"name":"demo"/m);
+    testedCommands.add('events');
   }
 
-  async function tokens(): Promise<void> {
-    expect(await says('token', 'create', 'ci', '--role', 'user', '--expires', '1d')).toMatch(/^stowage_\S+\n$/);
+  async function checkTokenCommands(): Promise<void> {
+    expect(await outputOf('token', 'create', 'ci', '--role', 'user', '--expires', '1d')).toMatch(/^stowage_\S+\n$/);
     const [token] = (await json('token', 'list')) as { id: string; name: string }[];
     expect(token?.name).toBe('ci');
-    expect(await says('token', 'revoke', token?.id ?? '')).toBe(`token ${token?.id} revoked\n`);
+    expect(await outputOf('token', 'revoke', token?.id ?? '')).toBe(`token ${token?.id} revoked\n`);
     expect(await json('token', 'list')).toEqual([]);
   }
 });

@@ -15,7 +15,7 @@ const exec = promisify(execFile);
  * State and store on a separate file system. After `cut`, everything continues with exactly what the device holds at
  * that moment.
  */
-async function machine(
+async function createMachine(
   filesystem: string,
 ): Promise<{ readonly disk: string; start(): Promise<Stowage>; cut(): Promise<void> }> {
   const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-cut-')));
@@ -60,7 +60,7 @@ const names = async (server: Stowage, path: string): Promise<string[]> =>
 
 describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'ext4'))('a power cut', () => {
   test.each(['xfs', 'ext4'])('loses no acknowledged change (%s)', async (filesystem) => {
-    const { disk, start, cut } = await machine(filesystem);
+    const { disk, start, cut } = await createMachine(filesystem);
     const before = await start();
     await mkdir(join(disk, 'data'));
     await before.api('POST', '/v1/stores', { name: 'data', uri: `local://${disk}/data?onDelete=archive` });

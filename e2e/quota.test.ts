@@ -21,18 +21,18 @@ const run = promisify(execFile);
 const mib = 1024 * 1024;
 
 /** Writes in chunks of 1 MiB until the first error. Returns the written size and the error. */
-async function fill(file: string, most: number): Promise<{ readonly mib: number; readonly output: string }> {
-  const args = ['if=/dev/zero', `of=${file}`, 'bs=1M', `count=${most}`, 'conv=fsync'];
-  const said = await run('dd', args, { timeout: 60_000 }).then(
+async function fill(file: string, maxMib: number): Promise<{ readonly mib: number; readonly output: string }> {
+  const args = ['if=/dev/zero', `of=${file}`, 'bs=1M', `count=${maxMib}`, 'conv=fsync'];
+  const output = await run('dd', args, { timeout: 60_000 }).then(
     ({ stderr }) => stderr,
     ({ stderr }) => String(stderr),
   );
   const { stdout } = await run('stat', ['--format=%s', file]);
-  return { mib: Number(stdout) / mib, output: said };
+  return { mib: Number(stdout) / mib, output };
 }
 
-async function df(at: string): Promise<{ readonly size: number; readonly used: number }> {
-  const { stdout } = await run('df', ['--block-size=1M', '--output=size,used', at], { timeout: 20_000 });
+async function df(mountPoint: string): Promise<{ readonly size: number; readonly used: number }> {
+  const { stdout } = await run('df', ['--block-size=1M', '--output=size,used', mountPoint], { timeout: 20_000 });
   const [size = 0, used = 0] = (stdout.trim().split('\n')[1] ?? '').trim().split(/\s+/).map(Number);
   return { size, used };
 }
@@ -40,26 +40,28 @@ async function df(at: string): Promise<{ readonly size: number; readonly used: n
 describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume whose size is enforced', () => {
   const ganesha = ganeshaFolders('quota');
 
-  async function node(uri: string): Promise<ServerFolders & { readonly server: Stowage; readonly at: string }> {
-    const where = await createServerFolders();
-    const server = await startTestServer(where);
+  async function startNode(
+    uri: string,
+  ): Promise<ServerFolders & { readonly server: Stowage; readonly mountPoint: string }> {
+    const folders = await createServerFolders();
+    const server = await startTestServer(folders);
     const { port, mountport } = portsOf(ganesha.server);
     await runCli(server, 'store', 'add', 'silver', `${uri}?port=${port}&mountport=${mountport}`);
-    return { ...where, server, at: join(where.top, 'mnt') };
+    return { ...folders, server, mountPoint: join(folders.top, 'mnt') };
   }
 
   test('takes data up to its size, shows its usage, and frees the space of removed files', {
     timeout: 120_000,
   }, async () => {
-    const { server, at } = await node(ganesha.fresh().uri);
+    const { server, mountPoint: at } = await startNode(ganesha.fresh().uri);
     await runCli(server, 'volume', 'create', 'silver/small', '--size', '64M', '--enforce');
     await runCli(server, 'mount', 'silver/small', at);
     expect((await df(at)).size).toBe(64);
     expect((await fill(join(at, 'a'), 40)).mib).toBe(40);
-    const over = await fill(join(at, 'b'), 40);
-    expect(over.output).toMatch(/Disk quota exceeded/);
-    expect(over.mib).toBeGreaterThanOrEqual(20);
-    expect(over.mib).toBeLessThanOrEqual(24);
+    const overflow = await fill(join(at, 'b'), 40);
+    expect(overflow.output).toMatch(/Disk quota exceeded/);
+    expect(overflow.mib).toBeGreaterThanOrEqual(20);
+    expect(overflow.mib).toBeLessThanOrEqual(24);
     await expect.poll(async () => (await df(at)).used, pollOptions).toBeGreaterThanOrEqual(60);
     // Overwriting existing data needs no free space.
     await run('dd', ['if=/dev/zero', `of=${join(at, 'a')}`, 'bs=1M', 'count=8', 'conv=notrunc,fsync']);
@@ -85,7 +87,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume wh
   test('can be overwritten in place when it is full, even by a process that continues after a kill', {
     timeout: 120_000,
   }, async () => {
-    const { server, at } = await node(ganesha.fresh().uri);
+    const { server, mountPoint: at } = await startNode(ganesha.fresh().uri);
     await runCli(server, 'volume', 'create', 'silver/full', '--size', '64M', '--enforce');
     await runCli(server, 'mount', 'silver/full', at);
     await fill(join(at, 'a'), 16);
@@ -107,13 +109,13 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume wh
   });
 
   test('frees the space of a removed file with a large hole', { timeout: 120_000 }, async () => {
-    const { server, at } = await node(ganesha.fresh().uri);
+    const { server, mountPoint: at } = await startNode(ganesha.fresh().uri);
     await runCli(server, 'volume', 'create', 'silver/holes', '--size', '64M', '--enforce');
     await runCli(server, 'mount', 'silver/holes', at);
     await run('dd', ['if=/dev/zero', `of=${join(at, 'sparse')}`, 'bs=1M', 'seek=8192', 'count=1', 'conv=fsync']);
     await run('rm', [join(at, 'sparse')]);
-    const { mib: written, output: said } = await fill(join(at, 'a'), 96);
-    expect(said).toMatch(/Disk quota exceeded/);
+    const { mib: written, output } = await fill(join(at, 'a'), 96);
+    expect(output).toMatch(/Disk quota exceeded/);
     expect(written).toBeGreaterThanOrEqual(60);
     expect(written).toBeLessThanOrEqual(64);
     await runCli(server, 'unmount', at);
@@ -123,21 +125,24 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume wh
     timeout: 120_000,
   }, async () => {
     const { uri } = ganesha.fresh();
-    const one = await node(uri);
+    const one = await startNode(uri);
     await runCli(one.server, 'volume', 'create', 'silver/both', '--size', '64M', '--enforce');
-    const other = await node(uri);
-    for (const { server, at } of [one, other]) await runCli(server, 'mount', 'silver/both', at);
-    const [here, there] = await Promise.all([fill(join(one.at, 'here'), 64), fill(join(other.at, 'there'), 64)]);
-    const sum = here.mib + there.mib;
+    const other = await startNode(uri);
+    for (const { server, mountPoint: at } of [one, other]) await runCli(server, 'mount', 'silver/both', at);
+    const [first, second] = await Promise.all([
+      fill(join(one.mountPoint, 'here'), 64),
+      fill(join(other.mountPoint, 'there'), 64),
+    ]);
+    const sum = first.mib + second.mib;
     // A chunk is 1 MiB here: 1/64 of the size.
     expect(sum).toBeLessThanOrEqual(66);
     expect(sum).toBeGreaterThanOrEqual(56);
-    for (const { output: said } of [here, there]) expect(said).toMatch(/Disk quota exceeded/);
-    for (const { server, at } of [one, other]) await runCli(server, 'unmount', at);
+    for (const { output } of [first, second]) expect(output).toMatch(/Disk quota exceeded/);
+    for (const { server, mountPoint: at } of [one, other]) await runCli(server, 'unmount', at);
   });
 
   test('gets its quota when users enable it, and keeps it', { timeout: 60_000 }, async () => {
-    const { server, at } = await node(ganesha.fresh().uri);
+    const { server, mountPoint: at } = await startNode(ganesha.fresh().uri);
     await runCli(server, 'volume', 'create', 'silver/later', '--size', '64M');
     await runCli(server, 'mount', 'silver/later', at);
     await runCli(server, 'volume', 'enforce', 'silver/later');
@@ -145,9 +150,9 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume wh
     expect((await server.cli('mount', 'silver/later', `${at}-more`)).stderr).toContain('Unmount it everywhere');
     expect((await fill(join(at, 'file'), 80)).mib).toBe(80);
     await runCli(server, 'unmount', at);
-    for (const place of [at, `${at}-more`]) await runCli(server, 'mount', 'silver/later', place);
+    for (const target of [at, `${at}-more`]) await runCli(server, 'mount', 'silver/later', target);
     expect((await df(`${at}-more`)).size).toBe(64);
-    for (const place of [at, `${at}-more`]) await runCli(server, 'unmount', place);
+    for (const target of [at, `${at}-more`]) await runCli(server, 'unmount', target);
     expect((await server.api('PATCH', '/v1/volumes/silver..later', { enforce: false })).status).toBeGreaterThanOrEqual(
       400,
     );

@@ -5,40 +5,43 @@ import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { run, type Stowage, startStowage } from './stowage.ts';
 
-let top: string;
+let testFolder: string;
 let config: string;
 
 beforeEach(async () => {
-  top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-reload-')));
-  config = join(top, 'stowage.yaml');
-  for (const name of ['a', 'b', 'c']) await mkdir(join(top, name));
-  onTestFinished(() => rm(top, { recursive: true, force: true }));
+  testFolder = await realpath(await mkdtemp(join(tmpdir(), 'stowage-reload-')));
+  config = join(testFolder, 'stowage.yaml');
+  for (const name of ['a', 'b', 'c']) await mkdir(join(testFolder, name));
+  onTestFinished(() => rm(testFolder, { recursive: true, force: true }));
 });
 
 async function start(): Promise<Stowage> {
-  const server = await startStowage({ state: join(top, 'state'), config });
+  const server = await startStowage({ state: join(testFolder, 'state'), config });
   onTestFinished(() => server.stop());
   return server;
 }
 
-interface Listed {
+interface ListedStore {
   readonly name: string;
   readonly uri: string;
   readonly onDelete: string;
 }
 
-async function stores(server: Stowage): Promise<readonly Listed[]> {
-  return (await server.api('GET', '/v1/stores')).body['items'] as readonly Listed[];
+async function stores(server: Stowage): Promise<readonly ListedStore[]> {
+  return (await server.api('GET', '/v1/stores')).body['items'] as readonly ListedStore[];
 }
 const names = async (server: Stowage): Promise<string[]> => (await stores(server)).map((store) => store.name);
 
 describe.skipIf(needs('linux'))('SIGHUP', () => {
   test('applies the changed configuration file without a restart', async () => {
-    await writeFile(config, `stores:\n  a: local://${top}/a\n  b: local://${top}/b\n`);
+    await writeFile(config, `stores:\n  a: local://${testFolder}/a\n  b: local://${testFolder}/b\n`);
     const server = await start();
     expect(await names(server)).toEqual(['a', 'b']);
     const { id } = (await server.api('POST', '/v1/volumes', { name: 'kept', store: 'a' })).body;
-    await writeFile(config, `stores:\n  a:\n    uri: local://${top}/a\n    onDelete: archive\n  c: local://${top}/c\n`);
+    await writeFile(
+      config,
+      `stores:\n  a:\n    uri: local://${testFolder}/a\n    onDelete: archive\n  c: local://${testFolder}/c\n`,
+    );
     server.signal('SIGHUP');
     await vi.waitFor(async () => expect(await names(server)).toEqual(['a', 'c']));
     expect((await stores(server))[0]?.onDelete).toBe('archive');
@@ -46,9 +49,12 @@ describe.skipIf(needs('linux'))('SIGHUP', () => {
   });
 
   test('changes nothing if the file is invalid, and the log says where the error is', async () => {
-    await writeFile(config, `stores:\n  a: local://${top}/a\n`);
+    await writeFile(config, `stores:\n  a: local://${testFolder}/a\n`);
     const server = await start();
-    await writeFile(config, `stores:\n  a: local://${top}/a\n  b:\n    uri: local://${top}/b\n    colour: red\n`);
+    await writeFile(
+      config,
+      `stores:\n  a: local://${testFolder}/a\n  b:\n    uri: local://${testFolder}/b\n    colour: red\n`,
+    );
     server.signal('SIGHUP');
     await vi.waitFor(() => expect(server.output()).toContain('could not reload: keeping the previous configuration'));
     expect(server.output()).toContain(`${config}:5:5: store 'b' has the unknown option 'colour'`);
@@ -61,7 +67,7 @@ describe.skipIf(needs('linux'))('SIGHUP', () => {
   });
 
   test('loses no request that runs during the reload', async () => {
-    await writeFile(config, `stores:\n  a: local://${top}/a\n`);
+    await writeFile(config, `stores:\n  a: local://${testFolder}/a\n`);
     const server = await start();
     const results: number[] = [];
     const creating = Array.from({ length: 8 }, async (_, worker) => {
@@ -71,27 +77,27 @@ describe.skipIf(needs('linux'))('SIGHUP', () => {
       }
     });
     for (const onDelete of ['archive', 'retain', 'delete', 'archive']) {
-      await writeFile(config, `stores:\n  a: local://${top}/a?onDelete=${onDelete}\n`);
+      await writeFile(config, `stores:\n  a: local://${testFolder}/a?onDelete=${onDelete}\n`);
       server.signal('SIGHUP');
       await vi.waitFor(async () => expect((await stores(server))[0]?.onDelete).toBe(onDelete), { timeout: 10_000 });
     }
     await Promise.all(creating);
     // When its options change, a store is closed for a moment. Requests then fail with a retryable error.
     expect(results.filter((status) => status !== 201 && status !== 503)).toEqual([]);
-    const made = results.filter((status) => status === 201).length;
-    expect((await server.api('GET', '/v1/volumes?limit=1000')).body['items']).toHaveLength(made);
+    const createdCount = results.filter((status) => status === 201).length;
+    expect((await server.api('GET', '/v1/volumes?limit=1000')).body['items']).toHaveLength(createdCount);
   });
 });
 
 describe.skipIf(needs('mount'))('SIGHUP while volumes are mounted', () => {
   test('keeps a store that was removed from the file or changed until its volumes are unmounted', async () => {
-    await writeFile(config, `stores:\n  a: local://${top}/a\n  b: local://${top}/b\n`);
+    await writeFile(config, `stores:\n  a: local://${testFolder}/a\n  b: local://${testFolder}/b\n`);
     const server = await start();
     await server.api('POST', '/v1/volumes', { name: 'v', store: 'a' });
-    const target = join(top, 'mounted');
+    const target = join(testFolder, 'mounted');
     expect((await server.api('POST', '/v1/volumes/v/mount', { target })).status).toBe(200);
     await writeFile(join(target, 'file'), 'text');
-    await writeFile(config, `stores:\n  b: local://${top}/b\n`);
+    await writeFile(config, `stores:\n  b: local://${testFolder}/b\n`);
     server.signal('SIGHUP');
     await vi.waitFor(() => expect(server.output()).toContain("store 'a' has mounted volumes: a/v"));
     expect(await names(server)).toEqual(['a', 'b']);
@@ -105,7 +111,7 @@ describe.skipIf(needs('mount'))('SIGHUP while volumes are mounted', () => {
 describe.skipIf(needs('linux'))('an invalid configuration', () => {
   test('prevents the start of the server; the error has file, line, column and what to do', async () => {
     await writeFile(config, 'version: 1\nstores:\n  a: local:///x\n  a: local:///y\n');
-    const args = ['up', '--state', join(top, 'state'), '--listen', 'none', '--config', config];
+    const args = ['up', '--state', join(testFolder, 'state'), '--listen', 'none', '--config', config];
     const { status, stderr } = await run('bin/stowage', args);
     expect(status).toBe(2);
     expect(stderr).toContain(`${config}:4:3: Map keys must be unique`);

@@ -15,7 +15,7 @@ const config = join(import.meta.dirname, 'schemathesis.toml');
  * volume, nor that a repeated Idempotency-Key returns the first answer again, even if that resource was deleted since.
  * It is excluded here because `--checks all` overrides the configuration file.
  */
-const excluded = 'ensure_resource_availability';
+const excludedCheck = 'ensure_resource_availability';
 
 /**
  * Generates requests from /openapi.json against the running server, with every check of schemathesis: no 5xx, no answer that differs
@@ -63,7 +63,7 @@ describe.skipIf(needs('schemathesis', 'ordinary-user', 'linux'))('schemathesis',
       '--checks',
       'all',
       '--exclude-checks',
-      excluded,
+      excludedCheck,
       '--seed',
       seed,
       '--no-color',
@@ -116,12 +116,18 @@ describe.skipIf(needs('mount'))('the API’s mount routes', () => {
     await rm(folder, { recursive: true, force: true });
   });
 
-  async function ask(status: number, method: string, path: string, body?: unknown, prefer?: string): Promise<Answer> {
-    const place = path.replace(
+  async function callAsDocumented(
+    status: number,
+    method: string,
+    path: string,
+    body?: unknown,
+    prefer?: string,
+  ): Promise<Answer> {
+    const route = path.replace(
       /\/(volumes|operations)\/[^/]+/,
       (_all, what) => `/${what}/{${what === 'volumes' ? 'volume' : 'id'}}`,
     );
-    const { responses } = document.paths[place][method.toLowerCase()];
+    const { responses } = document.paths[route][method.toLowerCase()];
     const answer = await server.api(method, path, body, prefer === undefined ? {} : { prefer });
     expect(answer.status, JSON.stringify(answer.body)).toBe(status);
     const { content } = responses[status] ?? responses.default;
@@ -136,19 +142,23 @@ describe.skipIf(needs('mount'))('the API’s mount routes', () => {
 
   test('answer as documented, from the first mount to the last unmount', async () => {
     const target = join(folder, 'at');
-    const { body } = await ask(200, 'POST', '/v1/volumes/a/mount', { target });
+    const { body } = await callAsDocumented(200, 'POST', '/v1/volumes/a/mount', { target });
     expect(body).toMatchObject({ name: 'local/a', target, readOnly: false, mounted: true });
-    await ask(200, 'POST', '/v1/volumes/a/mount', { target });
-    await ask(409, 'POST', '/v1/volumes/a/mount', { target, readOnly: true });
-    await ask(200, 'GET', '/v1/mounts');
-    await ask(200, 'GET', '/v1/volumes/a');
-    await ask(409, 'DELETE', '/v1/volumes/a');
-    await ask(204, 'POST', '/v1/volumes/a/unmount', { target });
-    await ask(204, 'POST', '/v1/volumes/a/unmount', { target });
-    const { id } = (await ask(202, 'POST', '/v1/volumes/a/mount', { target, readOnly: true }, 'respond-async')).body;
-    const ended = () => ask(200, 'GET', `/v1/operations/${id}`);
-    await expect.poll(async () => (await ended()).body).toMatchObject({ state: 'done', result: { readOnly: true } });
-    await ask(202, 'POST', '/v1/volumes/a/unmount', { target }, 'respond-async');
-    await expect.poll(async () => (await ask(200, 'GET', '/v1/mounts')).body['items']).toEqual([]);
+    await callAsDocumented(200, 'POST', '/v1/volumes/a/mount', { target });
+    await callAsDocumented(409, 'POST', '/v1/volumes/a/mount', { target, readOnly: true });
+    await callAsDocumented(200, 'GET', '/v1/mounts');
+    await callAsDocumented(200, 'GET', '/v1/volumes/a');
+    await callAsDocumented(409, 'DELETE', '/v1/volumes/a');
+    await callAsDocumented(204, 'POST', '/v1/volumes/a/unmount', { target });
+    await callAsDocumented(204, 'POST', '/v1/volumes/a/unmount', { target });
+    const { id } = (
+      await callAsDocumented(202, 'POST', '/v1/volumes/a/mount', { target, readOnly: true }, 'respond-async')
+    ).body;
+    const readOperation = () => callAsDocumented(200, 'GET', `/v1/operations/${id}`);
+    await expect
+      .poll(async () => (await readOperation()).body)
+      .toMatchObject({ state: 'done', result: { readOnly: true } });
+    await callAsDocumented(202, 'POST', '/v1/volumes/a/unmount', { target }, 'respond-async');
+    await expect.poll(async () => (await callAsDocumented(200, 'GET', '/v1/mounts')).body['items']).toEqual([]);
   });
 });

@@ -5,7 +5,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs, toolPath } from '#testbed/needs.ts';
 import { program, run, type Stowage, startStowage } from './stowage.ts';
 
-interface Started {
+interface StartedServer {
   readonly server: Stowage;
   readonly top: string;
   readonly socket: string;
@@ -14,7 +14,7 @@ interface Started {
 async function startServer(
   command: (socket: string) => readonly string[] = () => [program],
   folder = 'stowage-session-',
-): Promise<Started> {
+): Promise<StartedServer> {
   const top = await realpath(await mkdtemp(join(tmpdir(), folder)));
   const socket = join(top, 'state', 'stowage.sock');
   const server = await startStowage({ state: join(top, 'state'), command: command(socket) });
@@ -37,53 +37,55 @@ async function df(path: string): Promise<string> {
   return stdout.split('\n')[1]?.trim() ?? '';
 }
 
-describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('the session in the README', () => {
+describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('in the session of the README,', () => {
   test('an image volume has its size, holds data, and grows while it is mounted', async () => {
     const { server, top } = await startServer();
     const images = join(top, 'images');
-    const at = join(top, 'x');
+    const mountPoint = join(top, 'x');
     await mkdir(images);
     await outputOf(server.cli('store', 'add', 'images', `local://${images}?layout=image&onDelete=archive`));
     const json = await outputOf(server.cli('volume', 'create', 'images/x', '--size', '1G', '--json'));
     await writeFile(join(top, 'x.json'), json);
     expect((await run('jq', ['-r', '.bytes, .enforced', join(top, 'x.json')])).stdout).toBe('1073741824\ntrue\n');
-    await outputOf(server.cli('mount', 'x', at));
-    await writeFile(join(at, 'file'), 'kept');
-    expect(await df(at)).toBe('1.0G');
+    await outputOf(server.cli('mount', 'x', mountPoint));
+    await writeFile(join(mountPoint, 'file'), 'kept');
+    expect(await df(mountPoint)).toBe('1.0G');
     await outputOf(server.cli('volume', 'expand', 'x', '2G'));
-    expect(await df(at)).toBe('2.0G');
-    expect(await readFile(join(at, 'file'), 'utf8')).toBe('kept');
-    await outputOf(server.cli('unmount', at));
+    expect(await df(mountPoint)).toBe('2.0G');
+    expect(await readFile(join(mountPoint, 'file'), 'utf8')).toBe('kept');
+    await outputOf(server.cli('unmount', mountPoint));
     expect(await outputOf(server.cli('volume', 'delete', 'x'))).toContain('trash');
     await outputOf(server.cli('volume', 'restore', 'images/x'));
-    await outputOf(server.cli('mount', 'x', at, '--read-only'));
-    expect(await readFile(join(at, 'file'), 'utf8')).toBe('kept');
-    await expect(writeFile(join(at, 'other'), '')).rejects.toMatchObject({ code: 'EROFS' });
-    await outputOf(server.cli('unmount', at));
+    await outputOf(server.cli('mount', 'x', mountPoint, '--read-only'));
+    expect(await readFile(join(mountPoint, 'file'), 'utf8')).toBe('kept');
+    await expect(writeFile(join(mountPoint, 'other'), '')).rejects.toMatchObject({ code: 'EROFS' });
+    await outputOf(server.cli('unmount', mountPoint));
   });
 
-  test('the size of a volume is enforced: a volume of 300 MiB does not take 400 MiB', async () => {
+  test('a volume of 300 MiB does not take 400 MiB', async () => {
     const { server, top } = await startServer();
-    const at = join(top, 'small');
+    const mountPoint = join(top, 'small');
     await mkdir(join(top, 'images'));
     await outputOf(server.cli('store', 'add', 'images', `local://${join(top, 'images')}?layout=image`));
     await outputOf(server.cli('volume', 'create', 'small', '--store', 'images', '--size', '300M'));
-    await outputOf(server.cli('mount', 'small', at));
-    await expect(writeFile(join(at, 'big'), Buffer.alloc(400 * 1024 * 1024))).rejects.toMatchObject({ code: 'ENOSPC' });
-    await outputOf(server.cli('unmount', at));
+    await outputOf(server.cli('mount', 'small', mountPoint));
+    await expect(writeFile(join(mountPoint, 'big'), Buffer.alloc(400 * 1024 * 1024))).rejects.toMatchObject({
+      code: 'ENOSPC',
+    });
+    await outputOf(server.cli('unmount', mountPoint));
   });
 
   test('a block volume is a device of exactly its size', async () => {
     const { server, top } = await startServer();
-    const at = join(top, 'disk');
+    const mountPoint = join(top, 'disk');
     await mkdir(join(top, 'images'));
     await outputOf(server.cli('store', 'add', 'images', `local://${join(top, 'images')}?layout=image`));
     await outputOf(server.cli('volume', 'create', 'raw', '--store', 'images', '--size', '32M', '--block'));
-    await outputOf(server.cli('mount', 'raw', at));
-    expect((await run('blockdev', ['--getsize64', at])).stdout.trim()).toBe(String(32 * 1024 * 1024));
+    await outputOf(server.cli('mount', 'raw', mountPoint));
+    expect((await run('blockdev', ['--getsize64', mountPoint])).stdout.trim()).toBe(String(32 * 1024 * 1024));
     await outputOf(server.cli('volume', 'expand', 'raw', '64M'));
-    expect((await run('blockdev', ['--getsize64', at])).stdout.trim()).toBe(String(64 * 1024 * 1024));
-    await outputOf(server.cli('unmount', at));
+    expect((await run('blockdev', ['--getsize64', mountPoint])).stdout.trim()).toBe(String(64 * 1024 * 1024));
+    await outputOf(server.cli('unmount', mountPoint));
   });
 });
 
@@ -95,14 +97,20 @@ describe.skipIf(needs('linux'))('a first start', () => {
     expect(server.output()).toContain(`  default  local  local://${join(top, 'state', 'stores', 'local')}`);
   });
 
-  test('prints commands to try next that work as printed, whatever the socket’s path', async () => {
+  test('prints commands to try next that work as printed, even if the socket’s path contains spaces and quotes', async () => {
     const { server } = await startServer(undefined, "stowage's session-");
     await expectToWork(suggestedCommands(server));
     expect(await outputOf(server.cli('volume', 'list'))).toContain('local/photos');
   });
 
   test('prints commands without a socket option if the socket is the default one', async () => {
-    const { server, socket } = await startServer((at) => ['env', '-u', 'STOWAGE_URL', `STOWAGE_SOCKET=${at}`, program]);
+    const { server, socket } = await startServer((socketPath) => [
+      'env',
+      '-u',
+      'STOWAGE_URL',
+      `STOWAGE_SOCKET=${socketPath}`,
+      program,
+    ]);
     expect(suggestedCommands(server).join('\n')).not.toContain('--socket');
     await expectToWork(suggestedCommands(server), `STOWAGE_SOCKET=${socket}`);
   });
@@ -128,8 +136,8 @@ async function expectToWork(lines: readonly string[], ...env: readonly string[])
       line,
     ]);
     // The doctor command exits with 1 if this machine lacks something.
-    const most = line.endsWith(' doctor') ? 1 : 0;
-    expect(status, `${line}\n${stderr}`).toBeLessThanOrEqual(most);
+    const maxStatus = line.endsWith(' doctor') ? 1 : 0;
+    expect(status, `${line}\n${stderr}`).toBeLessThanOrEqual(maxStatus);
     expect(stderr).toBe('');
   }
 }
@@ -153,10 +161,10 @@ describe.skipIf(needs('linux'))('help', () => {
 
   test('lists as many operations as the help of --limit says', async () => {
     const { server } = await startServer();
-    const [, most = ''] =
+    const [, maxLimit = ''] =
       /--limit <n> .* up to (\d+)/.exec(await outputOf(server.cli('operations', 'list', '--help'))) ?? [];
     await outputOf(server.cli('volume', 'create', 'x'));
-    expect(await outputOf(server.cli('operations', 'list', '--limit', most))).toContain('volume.create');
+    expect(await outputOf(server.cli('operations', 'list', '--limit', maxLimit))).toContain('volume.create');
   });
 });
 
@@ -171,8 +179,8 @@ describe.skipIf(needs('linux'))('existing directories', () => {
     }[];
     expect(orphans).toHaveLength(3);
     // The command that the report recommends works as printed.
-    const [, advised = ''] = /with: stowage ([^;]*)/.exec(orphans[0]?.action ?? '') ?? [];
-    expect(await outputOf(server.cli(...advised.split(' ')))).toBe('adopted one (data without a record)\n');
+    const [, advisedCommand = ''] = /with: stowage ([^;]*)/.exec(orphans[0]?.action ?? '') ?? [];
+    expect(await outputOf(server.cli(...advisedCommand.split(' ')))).toBe('adopted one (data without a record)\n');
     await outputOf(server.cli('store', 'adopt', 'data'));
     const volumes = JSON.parse(await outputOf(server.cli('volume', 'list', '--store', 'data', '--json'))) as {
       name: string;
@@ -186,12 +194,12 @@ describe.skipIf(needs('linux'))('existing directories', () => {
 describe.skipIf(needs('linux'))('a system that is not Linux', () => {
   test('runs every command except mounts, and reports why it can’t mount', async () => {
     // Replaces process.platform only. The kernel is still Linux.
-    const pretend = "data:text/javascript,Object.defineProperty(process,'platform',{value:'darwin'})";
+    const fakePlatform = "data:text/javascript,Object.defineProperty(process,'platform',{value:'darwin'})";
     const main = join(program, '../../src/app/main.ts');
     const { server, top } = await startServer(() => [
       process.execPath,
       '--import',
-      pretend,
+      fakePlatform,
       '--disable-warning=ExperimentalWarning',
       main,
     ]);

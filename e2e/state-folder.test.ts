@@ -25,10 +25,10 @@ test.skipIf(needs('root', 'mount'))(
       call(join(plugins, 'stowage-local.sock'), 'POST', `/VolumeDriver.${method}`, { Name: 'a', ID: '1' }, {});
     await plugin('Create');
     const { body } = await plugin('Mount');
-    const at = String(body['Mountpoint']);
-    expect(at).toContain(state);
-    const asUser = ['--reuid=4321', '--regid=4321', '--clear-groups', 'ls', at];
+    const mountPoint = String(body['Mountpoint']);
+    expect(mountPoint).toContain(state);
+    const asUser = ['--reuid=4321', '--regid=4321', '--clear-groups', 'ls', mountPoint];
     await expect(run('setpriv', asUser)).rejects.toThrow('Permission denied');
-    await run('ls', [at]);
+    await run('ls', [mountPoint]);
   },
 );

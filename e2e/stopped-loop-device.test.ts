@@ -16,9 +16,9 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
     test('image volumes are created, mounted, expanded, unmounted and deleted, also after kill -9', async () => {
       const scratch = createScratchFolder();
       onTestFinished(() => scratch[Symbol.dispose]());
-      const at = (name: string): string => join(scratch.folder, name);
-      for (const name of ['state', 'xfs', 'ext4', 'to-xfs', 'to-ext4']) await mkdir(at(name));
-      let stowage: Stowage = await startStowage({ state: at('state') });
+      const inScratch = (name: string): string => join(scratch.folder, name);
+      for (const name of ['state', 'xfs', 'ext4', 'to-xfs', 'to-ext4']) await mkdir(inScratch(name));
+      let stowage: Stowage = await startStowage({ state: inScratch('state') });
       onTestFinished(() => stowage.stop());
       const api = async (method: string, path: string, body?: unknown): Promise<void> => {
         const answer = await stowage.api(method, path, body);
@@ -27,17 +27,17 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
       const create = (store: string, name: string, size: number, access: string): Promise<void> =>
         api('POST', '/v1/volumes', { store, name, bytes: String(size * mib), access });
       const mount = (volume: string, target: string): Promise<void> =>
-        api('POST', `/v1/volumes/${volume}/mount`, { target: at(target) });
+        api('POST', `/v1/volumes/${volume}/mount`, { target: inScratch(target) });
       const unmount = (volume: string, target: string): Promise<void> =>
-        api('POST', `/v1/volumes/${volume}/unmount`, { target: at(target) });
+        api('POST', `/v1/volumes/${volume}/unmount`, { target: inScratch(target) });
       const expand = (volume: string, size: number): Promise<void> =>
         api('POST', `/v1/volumes/${volume}/expand`, { bytes: String(size * mib) });
-      const roomAt = (name: string): number => {
-        const { blocks, bsize } = statfsSync(at(name));
+      const sizeMibOf = (name: string): number => {
+        const { blocks, bsize } = statfsSync(inScratch(name));
         return (blocks * bsize) / mib;
       };
       for (const name of ['xfs', 'ext4'])
-        await api('POST', '/v1/stores', { name, uri: `local://${at(name)}?layout=image&filesystem=${name}` });
+        await api('POST', '/v1/stores', { name, uri: `local://${inScratch(name)}?layout=image&filesystem=${name}` });
       await using other = await stoppedLoopDevice(scratch, { mounted: true });
 
       for (const kind of ['xfs', 'ext4']) await create(kind, 'v', 400, 'filesystem');
@@ -46,17 +46,17 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
       await mount('ext4..raw', 'raw');
       await expand('xfs..v', 800);
       await expand('ext4..raw', 64);
-      expect(roomAt('to-xfs')).toBeGreaterThan(700);
+      expect(sizeMibOf('to-xfs')).toBeGreaterThan(700);
 
       stowage.signal('SIGKILL');
       await stowage.ended();
-      stowage = await startStowage({ state: at('state') });
-      expect(statSync(at('raw')).isBlockDevice()).toBe(true);
+      stowage = await startStowage({ state: inScratch('state') });
+      expect(statSync(inScratch('raw')).isBlockDevice()).toBe(true);
       await api('GET', '/v1/doctor');
       await unmount('ext4..v', 'to-ext4');
       await expand('ext4..v', 800);
       await mount('ext4..v', 'to-ext4');
-      expect(roomAt('to-ext4')).toBeGreaterThan(700);
+      expect(sizeMibOf('to-ext4')).toBeGreaterThan(700);
 
       for (const [volume, target] of Object.entries({ 'xfs..v': 'to-xfs', 'ext4..v': 'to-ext4', 'ext4..raw': 'raw' })) {
         await unmount(volume, target);

@@ -19,7 +19,7 @@ export const storagePort = 2049;
 const [subnet, gateway] = ['10.77.0.0/24', '10.77.0.1'];
 const dockerBridge = 'storage0';
 /** The address range for containers. */
-const range = '10.77.0.128/25';
+const containerRange = '10.77.0.128/25';
 
 /** Creates a network `storage` without a route to the outside. The server keeps running when the engine stops. */
 export async function startStorageNetwork(engine: TestEngine, signal: AbortSignal): Promise<StorageNetwork> {
@@ -28,9 +28,21 @@ export async function startStorageNetwork(engine: TestEngine, signal: AbortSigna
   stack.defer(() => rm(folder, { recursive: true, force: true }));
   const exported = join(folder, 'export');
   for (const name of ['silver', 'plain']) await mkdir(join(exported, name), { recursive: true });
-  const called = { docker: ['--opt', `com.docker.network.bridge.name=${dockerBridge}`], podman: ['--disable-dns'] };
-  const about = ['--internal', '--subnet', subnet, '--gateway', gateway, '--ip-range', range, ...called[engine.kind]];
-  await engine.run('network', 'create', ...about, 'storage');
+  const bridgeOptions = {
+    docker: ['--opt', `com.docker.network.bridge.name=${dockerBridge}`],
+    podman: ['--disable-dns'],
+  };
+  const networkOptions = [
+    '--internal',
+    '--subnet',
+    subnet,
+    '--gateway',
+    gateway,
+    '--ip-range',
+    containerRange,
+    ...bridgeOptions[engine.kind],
+  ];
+  await engine.run('network', 'create', ...networkOptions, 'storage');
   const inspect = ['network', 'inspect', '--format', '{{.NetworkInterface}}', 'storage'];
   const bridge = engine.kind === 'docker' ? dockerBridge : await engine.run(...inspect);
   const ip = (...words: readonly string[]): Promise<string> => runInside(engine, onPath('ip') ?? 'ip', ...words);
@@ -69,10 +81,10 @@ export async function startStorageNetwork(engine: TestEngine, signal: AbortSigna
     signal,
   });
   stack.defer(() => server.kill());
-  const all = stack.move();
+  const resources = stack.move();
   return {
     exported,
     uri: (name) => `nfs://${storageHost}/export/${name}?port=${storagePort}&mountport=${storagePort}`,
-    [Symbol.asyncDispose]: () => all.disposeAsync(),
+    [Symbol.asyncDispose]: () => resources.disposeAsync(),
   };
 }

@@ -10,37 +10,37 @@ import { digest } from '#testbed/rootfs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 
 /** The arguments of the `docker run` line for `stowage node` at the head of deploy/Dockerfile. */
-export function documentedRun(): readonly string[] {
+export function documentedRunWords(): readonly string[] {
   const head = readFileSync(join(repository, 'deploy', 'Dockerfile'), 'utf8').replaceAll(/^# {0,3}/gm, '');
   const [line = ''] = head.replaceAll(/\\\n\s*/g, '').match(/^docker run .* stowage node$/m) ?? [];
   return line.split(/\s+/).slice(1);
 }
 
 /** These arguments, adapted to an engine of the test bed, whose files are in another folder. */
-function runFor(engine: Engine, image: string): readonly string[] {
+function runWordsFor(engine: Engine, image: string): readonly string[] {
   const netns = join(dirname(engine.socket), 'exec', 'netns');
-  const elsewhere: Readonly<Record<string, string>> = {
+  const adaptedWords: Readonly<Record<string, string>> = {
     '/run/docker.sock:/run/docker.sock': `${engine.socket}:/run/docker.sock`,
     '/run:/host/run:ro,rslave': `${dirname(engine.socket)}:/host/run:ro,rslave`,
     '/run/docker/netns:/run/docker/netns:rslave': `${netns}:${netns}:rslave`,
   };
-  const words = documentedRun().map((word) => elsewhere[word] ?? word);
+  const words = documentedRunWords().map((word) => adaptedWords[word] ?? word);
   return [...words.slice(0, -2), image, 'node', '--log-level', 'info'];
 }
 
 /** Starts the container, after an earlier container with its name is gone. */
 export async function startStowageIn(engine: Engine, image: string): Promise<void> {
-  await engine.docker(...runFor(engine, image));
-  await untilAnswering(engine);
+  await engine.docker(...runWordsFor(engine, image));
+  await waitUntilAnswering(engine);
 }
 
-export const untilAnswering = (engine: Engine): Promise<string> =>
+export const waitUntilAnswering = (engine: Engine): Promise<string> =>
   eventually(
     () => engine.docker('exec', 'stowage', 'stowage', 'status').catch(() => ''),
-    (said) => said !== '',
+    (output) => output !== '',
   );
 
-export interface ServerInside extends AsyncDisposable {
+export interface InnerNfsServer extends AsyncDisposable {
   /** The URI of the export with that tag. The machine has several addresses. */
   uri(tag: string, host?: string): string;
   /** The exported folder on this machine. */
@@ -57,15 +57,15 @@ export async function ganeshaIn(
   engine: Engine,
   exports: readonly Omit<GaneshaExport, 'path'>[],
   signal: AbortSignal,
-): Promise<ServerInside> {
+): Promise<InnerNfsServer> {
   const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-inside-')));
   const folder = (tag: string): string => join(top, tag);
   for (const { tag } of exports) await mkdir(folder(tag));
   const mounts = readFileSync('/proc/self/mounts', 'utf8').split('\n');
   // The exports are on the root file system of this machine, or on /tmp.
-  const tables = mounts.filter((line) => ['/', '/tmp'].includes(line.split(' ')[1] ?? ''));
-  await writeFile(join(top, 'mounts'), `${tables.join('\n')}\n`);
-  const [first, ...others] = exports.map((one) => ({ ...one, path: folder(one.tag) }));
+  const mountLines = mounts.filter((line) => ['/', '/tmp'].includes(line.split(' ')[1] ?? ''));
+  await writeFile(join(top, 'mounts'), `${mountLines.join('\n')}\n`);
+  const [first, ...others] = exports.map((served) => ({ ...served, path: folder(served.tag) }));
   if (first === undefined) throw new Error('nothing is exported');
   const daemon = await ganeshaDaemon({
     folder: top,

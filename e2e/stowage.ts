@@ -64,16 +64,16 @@ export async function startStowage(options: StowageOptions): Promise<Stowage> {
   ];
   const child = spawn(command, args, { stdio: ['ignore', 'pipe', 'pipe'] });
   options.onSpawn?.(child);
-  const gone = exitOf(child);
+  const exited = exitOf(child);
   let output = '';
   const { promise: ready, resolve, reject } = Promise.withResolvers<void>();
-  const read = (chunk: Buffer): void => {
+  const onOutput = (chunk: Buffer): void => {
     output += String(chunk);
     if (/^stowage ready/m.test(output)) resolve();
   };
-  child.stdout.on('data', read);
-  child.stderr.on('data', read);
-  void gone.then((how) => reject(new Error(`stowage up ended with ${how}:\n${output}`)));
+  child.stdout.on('data', onOutput);
+  child.stderr.on('data', onOutput);
+  void exited.then((exit) => reject(new Error(`stowage up ended with ${exit}:\n${output}`)));
   await ready;
   return {
     pid: child.pid ?? 0,
@@ -81,10 +81,10 @@ export async function startStowage(options: StowageOptions): Promise<Stowage> {
     api: (method, path, body, headers = {}) => call(socket, method, path, body, headers),
     cli: (...rest) => run(command, [...first, '--socket', socket, ...rest]),
     signal: (signal) => void child.kill(signal),
-    ended: () => gone,
+    ended: () => exited,
     stop: async () => {
       child.kill('SIGTERM');
-      await gone;
+      await exited;
     },
   };
 }
@@ -99,13 +99,13 @@ function exitOf(child: ChildProcess): Promise<number | NodeJS.Signals | null> {
 /** Resolves whatever the exit status is, because tests check it. */
 export function run(command: string, args: readonly string[]): Promise<CommandResult> {
   const { promise, resolve } = Promise.withResolvers<CommandResult>();
-  let hangs = '';
+  let timeoutNote = '';
   const child = execFile(command, args, (error, stdout, stderr) => {
     clearTimeout(timer);
-    resolve({ status: error === null ? 0 : Number(error.code ?? -1), stdout, stderr: `${stderr}${hangs}` });
+    resolve({ status: error === null ? 0 : Number(error.code ?? -1), stdout, stderr: `${stderr}${timeoutNote}` });
   });
   const timer = setTimeout(() => {
-    hangs = `\nended after ${callLimitMs} ms, in which it did not end by itself:\n${threadsOf(child.pid ?? -1)}`;
+    timeoutNote = `\nended after ${callLimitMs} ms, in which it did not end by itself:\n${threadsOf(child.pid ?? -1)}`;
     child.kill('SIGKILL');
   }, callLimitMs);
   return promise;
@@ -115,7 +115,7 @@ const callLimitMs = 60_000;
 
 /** The kernel functions in which the threads of the process wait, for diagnosis. */
 function threadsOf(pid: number): string {
-  const look = (path: string): string => {
+  const readOrError = (path: string): string => {
     try {
       return readFileSync(path, 'utf8').trim();
     } catch (cause) {
@@ -125,7 +125,7 @@ function threadsOf(pid: number): string {
   try {
     return readdirSync(`/proc/${pid}/task`)
       .map((id) =>
-        ['comm', 'wchan', 'syscall', 'stat'].map((name) => look(`/proc/${pid}/task/${id}/${name}`)).join(' | '),
+        ['comm', 'wchan', 'syscall', 'stat'].map((name) => readOrError(`/proc/${pid}/task/${id}/${name}`)).join(' | '),
       )
       .join('\n');
   } catch (cause) {
@@ -142,8 +142,8 @@ export function call(
 ): Promise<Answer> {
   const { promise, resolve, reject } = Promise.withResolvers<Answer>();
   const text = body === undefined ? undefined : JSON.stringify(body);
-  const typed = text === undefined ? headers : { 'content-type': 'application/json', ...headers };
-  const sent = request({ socketPath: socket, method, path, headers: typed, agent: false }, (response) => {
+  const allHeaders = text === undefined ? headers : { 'content-type': 'application/json', ...headers };
+  const sent = request({ socketPath: socket, method, path, headers: allHeaders, agent: false }, (response) => {
     const chunks: Buffer[] = [];
     response.on('data', (chunk: Buffer) => chunks.push(chunk));
     response.on('error', reject);

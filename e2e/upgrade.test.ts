@@ -6,16 +6,14 @@ import { fileURLToPath } from 'node:url';
 import { expect, onTestFinished, test } from 'vitest';
 import { startStowage } from './stowage.ts';
 
-const oldRecords = fileURLToPath(new URL('../src/records/fixtures/version-0.sql', import.meta.url));
+const oldTables = fileURLToPath(new URL('../src/records/fixtures/version-0.sql', import.meta.url));
 const oldStore = fileURLToPath(new URL('../src/stores/local/fixtures/version-0', import.meta.url));
 
 /** Writes a state folder like version 0: its tables, with one store and its volumes. Returns the ids of the volumes. */
-async function oldState(state: string, root: string): Promise<string[]> {
+async function createOldState(state: string, root: string): Promise<string[]> {
   await mkdir(state);
   const db = new DatabaseSync(join(state, 'state.db'));
-  const tables = (await readFile(oldRecords, 'utf8'))
-    .split(';\n')
-    .filter((statement) => statement.startsWith('CREATE'));
+  const tables = (await readFile(oldTables, 'utf8')).split(';\n').filter((statement) => statement.startsWith('CREATE'));
   for (const statement of tables) db.exec(statement);
   db.prepare('INSERT INTO settings VALUES (?, ?)').run('instance', '7c1f0f52-5d0e-4a53-9f4e-0d9f3c5b8a11');
   db.prepare('INSERT INTO stores VALUES (?, ?)').run('old', `local://${root}`);
@@ -41,21 +39,21 @@ test('an upgrade keeps everything on a machine with the oldest format', async ()
   onTestFinished(() => rm(top, { recursive: true, force: true }));
   const root = join(top, 'data');
   await cp(oldStore, root, { recursive: true });
-  const ids = await oldState(join(top, 'state'), root);
-  for (const round of ['upgraded', 'started again']) {
+  const ids = await createOldState(join(top, 'state'), root);
+  for (const phase of ['upgraded', 'started again']) {
     const server = await startStowage({ state: join(top, 'state') });
     try {
       const { body } = await server.api('GET', '/v1/volumes?store=old');
       expect(
         (body['items'] as { id: string }[]).map((volume) => volume.id),
-        round,
+        phase,
       ).toEqual(ids);
       expect((await server.api('GET', `/v1/volumes/${ids[0]}`)).body).toMatchObject({
         condition: 'ok',
         name: 'alpha',
         access: 'filesystem',
       });
-      expect((await server.api('PATCH', `/v1/volumes/${ids[0]}`, { labels: { round } })).status).toBe(200);
+      expect((await server.api('PATCH', `/v1/volumes/${ids[0]}`, { labels: { round: phase } })).status).toBe(200);
       expect((await server.api('GET', '/v1/status')).body).toMatchObject({
         instance: '7c1f0f52-5d0e-4a53-9f4e-0d9f3c5b8a11',
       });

@@ -61,9 +61,9 @@ test('kubectl finds the program under the plugin’s name, and the program uses 
     'console.log(process.env.STOWAGE_PROGRAM, ...process.argv.slice(2));\n',
   );
   symlinkSync('opt/bin/kubectl-stowage', join(home.path, 'kubectl-stowage'));
-  const called = join(home.path, 'kubectl-stowage');
-  const { status, out, err } = call(called, { PATH: ownNode, HOME: home.path }, 'volume', 'list');
-  expect({ status, out, err }).toEqual({ status: 0, out: `${called} volume list\n`, err: '' });
+  const pluginLink = join(home.path, 'kubectl-stowage');
+  const { status, out, err } = call(pluginLink, { PATH: ownNode, HOME: home.path }, 'volume', 'list');
+  expect({ status, out, err }).toEqual({ status: 0, out: `${pluginLink} volume list\n`, err: '' });
 });
 
 test.each([
@@ -119,7 +119,7 @@ test('an old Node is refused, and the error says what to do', async () => {
   );
 });
 
-test('without a bundle, the wrapper says how to get one', async () => {
+test('the wrapper says how to get a bundle if there is none', async () => {
   await using home = await mkdtempDisposable(join(tmpdir(), 'stowage-wrapper-'));
   install(home.path, false);
   const { status, err } = call(join(home.path, 'bin/stowage'), { PATH: ownNode }, 'up');

@@ -43,7 +43,7 @@ export function createCheckedCall(name: string, stowage: KilledServer, random: (
       answer = { ...next, wasRetried: answer.wasRetried || next.wasRetried };
     }
     if (allowed(answer)) return { ...answer, body: answer.body ?? {} };
-    const how = `${answer.status}${answer.wasRetried ? ' when repeated' : ''}`;
-    throw new Error(`${method} ${path} ${JSON.stringify(body)} gave ${how}: ${JSON.stringify(answer.body)}`);
+    const outcome = `${answer.status}${answer.wasRetried ? ' when repeated' : ''}`;
+    throw new Error(`${method} ${path} ${JSON.stringify(body)} gave ${outcome}: ${JSON.stringify(answer.body)}`);
   };
 }

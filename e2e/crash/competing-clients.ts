@@ -14,7 +14,7 @@ interface History {
   nameConflicts: number;
 }
 
-interface Listed {
+interface ListedVolume {
   readonly id: string;
   readonly name: string;
 }
@@ -36,19 +36,20 @@ export function createCompetingClients(about: {
       const found = (await clients[0]?.list()) ?? [];
       const present = new Set(found.map(({ id }) => id));
       for (const id of present) if (!history.created.has(id)) throw new Error(`no creation returned ${id}`);
-      const accounted = [...history.created].filter((id) => present.has(id) === history.deleted.has(id));
-      if (accounted.length > 0) throw new Error(`both present and deleted, or neither: ${accounted.join(', ')}`);
+      const inconsistentIds = [...history.created].filter((id) => present.has(id) === history.deleted.has(id));
+      if (inconsistentIds.length > 0)
+        throw new Error(`both present and deleted, or neither: ${inconsistentIds.join(', ')}`);
     },
   };
 }
 
-function createClient(me: string, about: Parameters<typeof createCompetingClients>[0], history: History) {
+function createClient(clientName: string, about: Parameters<typeof createCompetingClients>[0], history: History) {
   const { store, names, random } = about;
-  const ask = createCheckedCall(me, about.stowage, random);
-  const mine = new Set<string>();
+  const callApi = createCheckedCall(clientName, about.stowage, random);
+  const ownIds = new Set<string>();
   const name = (): string => pick(names, random) ?? '';
   const fail = (what: string): never => {
-    throw new Error(`${me}: ${what}`);
+    throw new Error(`${clientName}: ${what}`);
   };
   const isTaken = ({ status, body }: RetriedAnswer): boolean => {
     if (status !== 409 || body['reason'] !== 'volume-exists') return false;
@@ -56,22 +57,27 @@ function createClient(me: string, about: Parameters<typeof createCompetingClient
     return true;
   };
 
-  async function find(wanted: string): Promise<string | undefined> {
-    const gone = new Set(history.deleted);
-    const { status, body } = await ask('GET', `/v1/volumes/${store}..${wanted}`, undefined, hasStatus(200, 404));
+  async function find(volumeName: string): Promise<string | undefined> {
+    const deletedIds = new Set(history.deleted);
+    const { status, body } = await callApi(
+      'GET',
+      `/v1/volumes/${store}..${volumeName}`,
+      undefined,
+      hasStatus(200, 404),
+    );
     if (status === 404) return undefined;
     const id = String(body['id']);
-    if (gone.has(id)) fail(`${wanted} is ${id}, which was said to be gone`);
+    if (deletedIds.has(id)) fail(`${volumeName} is ${id}, which was reported as deleted`);
     return id;
   }
 
-  async function list(): Promise<readonly Listed[]> {
-    const [gone, created] = [new Set(history.deleted), new Set(history.created)];
-    const { body } = await ask('GET', `/v1/volumes?store=${store}`, undefined, hasStatus(200));
-    const items = body['items'] as readonly Listed[];
+  async function list(): Promise<readonly ListedVolume[]> {
+    const [deletedIds, created] = [new Set(history.deleted), new Set(history.created)];
+    const { body } = await callApi('GET', `/v1/volumes?store=${store}`, undefined, hasStatus(200));
+    const items = body['items'] as readonly ListedVolume[];
     const ids = new Set(items.map(({ id }) => id));
-    if (new Set(items.map((one) => one.name)).size < items.length) fail(`a name twice: ${JSON.stringify(items)}`);
-    for (const id of ids) if (gone.has(id)) fail(`${id} is listed, and was said to be gone`);
+    if (new Set(items.map((volume) => volume.name)).size < items.length) fail(`a name twice: ${JSON.stringify(items)}`);
+    for (const id of ids) if (deletedIds.has(id)) fail(`${id} is listed, but was reported as deleted`);
     for (const id of created) if (!ids.has(id) && !history.deleteRequested.has(id)) fail(`${id} is not listed`);
     return items;
   }
@@ -79,13 +85,13 @@ function createClient(me: string, about: Parameters<typeof createCompetingClient
   const actions: readonly (() => Promise<unknown>)[] = [
     list,
     async function create() {
-      const wanted = { store, name: name() };
-      const { status, body } = await ask('POST', '/v1/volumes', wanted, (a) => a.status === 201 || isTaken(a));
+      const newVolume = { store, name: name() };
+      const { status, body } = await callApi('POST', '/v1/volumes', newVolume, (a) => a.status === 201 || isTaken(a));
       if (status !== 201) return;
       const id = String(body['id']);
       if (history.created.has(id)) fail(`two creations were answered with ${id}`);
       history.created.add(id);
-      mine.add(id);
+      ownIds.add(id);
     },
     async function remove() {
       const id = await find(name());
@@ -95,20 +101,20 @@ function createClient(me: string, about: Parameters<typeof createCompetingClient
       history.deleteRequested.add(id);
       const allowed = (a: RetriedAnswer): boolean =>
         a.status === 200 || (a.status === 404 && (contested || a.wasRetried));
-      const { status } = await ask('DELETE', `/v1/volumes/${id}`, undefined, allowed);
+      const { status } = await callApi('DELETE', `/v1/volumes/${id}`, undefined, allowed);
       if (status === 200 && history.deleted.has(id)) fail(`${id} was deleted twice`);
       history.deleted.add(id);
     },
     // A client renames only volumes that it created, so no other client changes the name.
     async function rename() {
-      const id = pick([...mine], random);
+      const id = pick([...ownIds], random);
       if (id === undefined) return;
-      const to = name();
+      const newName = name();
       const allowed = (a: RetriedAnswer): boolean =>
         a.status === 200 || (a.status === 404 && history.deleteRequested.has(id)) || isTaken(a);
-      const { status, body } = await ask('POST', `/v1/volumes/${id}/rename`, { name: to }, allowed);
-      if (status === 404) mine.delete(id);
-      if (status === 200 && body['name'] !== to) fail(`${id} was renamed to ${body['name']}, not ${to}`);
+      const { status, body } = await callApi('POST', `/v1/volumes/${id}/rename`, { name: newName }, allowed);
+      if (status === 404) ownIds.delete(id);
+      if (status === 200 && body['name'] !== newName) fail(`${id} was renamed to ${body['name']}, not ${newName}`);
     },
   ];
   return { list, step: async () => void (await pick(actions, random)?.()) };

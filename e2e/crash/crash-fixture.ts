@@ -27,17 +27,17 @@ export interface CrashFixture {
 
 export async function createCrashFixture(): Promise<CrashFixture> {
   const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-crash-')));
-  const at = (name: string): string => join(top, name);
+  const inTop = (name: string): string => join(top, name);
   const store = (name: string, layout: Store['layout'], onDelete: Store['onDelete']): Store => ({
     name,
-    root: at(name),
+    root: inTop(name),
     layout,
     onDelete,
     isRemote: false,
   });
   const remote = (name: string, onDelete: Store['onDelete']): Store => ({
     ...store(name, 'directory', onDelete),
-    root: at(`remote/${name}`),
+    root: inTop(`remote/${name}`),
     isRemote: true,
   });
   const stores = [
@@ -49,11 +49,13 @@ export async function createCrashFixture(): Promise<CrashFixture> {
     remote('farther', 'retain'),
   ];
   const contested = store('contested', 'directory', 'delete');
-  for (const name of ['mounts', 'extras', 'unused', 'inside', 'remote']) await mkdir(at(name));
+  for (const name of ['mounts', 'extras', 'unused', 'inside', 'remote']) await mkdir(inTop(name));
   for (const { root } of [...stores, contested]) await mkdir(root);
-  await writeFile(at('inside/marker'), contents('template'));
-  await promisify(execFile)('mkfs.ext4', ['-q', '-d', at('inside'), at('template.img'), '16M'], { timeout: 30_000 });
-  await rm(at('inside'), { recursive: true });
+  await writeFile(inTop('inside/marker'), contents('template'));
+  await promisify(execFile)('mkfs.ext4', ['-q', '-d', inTop('inside'), inTop('template.img'), '16M'], {
+    timeout: 30_000,
+  });
+  await rm(inTop('inside'), { recursive: true });
 
   // The NFS server must survive the kills, so it is a process of its own. It can't run in this process, whose threads
   // may wait for its mounts.
@@ -61,28 +63,33 @@ export async function createCrashFixture(): Promise<CrashFixture> {
     '--json',
     'nfs',
     'serve',
-    at('remote'),
+    inTop('remote'),
     '--state',
-    at('nfs-state'),
+    inTop('nfs-state'),
     '--port',
     '0',
     '--async',
   ]);
-  const uriOf = (one: Store): string =>
-    one.isRemote
-      ? `nfs://127.0.0.1/export/${one.name}?port=${server.port}&mountport=${server.port}&onDelete=${one.onDelete}`
-      : `local://${one.root}?layout=${one.layout}&onDelete=${one.onDelete}`;
-  const lines = [...stores, contested].map((one) => `  ${one.name}: ${uriOf(one)}`);
-  const config = at('stowage.yaml');
-  let more = false;
+  const uriOf = (target: Store): string =>
+    target.isRemote
+      ? `nfs://127.0.0.1/export/${target.name}?port=${server.port}&mountport=${server.port}&onDelete=${target.onDelete}`
+      : `local://${target.root}?layout=${target.layout}&onDelete=${target.onDelete}`;
+  const lines = [...stores, contested].map((store) => `  ${store.name}: ${uriOf(store)}`);
+  const config = inTop('stowage.yaml');
+  let addsUnused = false;
   const changeConfig = async (): Promise<void> => {
-    const unused = more ? [`  unused: local://${at('unused')}`] : [];
+    const unused = addsUnused ? [`  unused: local://${inTop('unused')}`] : [];
     await writeFile(`${config}.new`, ['version: 1', 'stores:', ...lines, ...unused, ''].join('\n'));
     await rename(`${config}.new`, config);
-    more = !more;
+    addsUnused = !addsUnused;
   };
   await changeConfig();
-  const folders = { state: at('state'), mounts: at('mounts'), extras: at('extras'), template: at('template.img') };
+  const folders = {
+    state: inTop('state'),
+    mounts: inTop('mounts'),
+    extras: inTop('extras'),
+    template: inTop('template.img'),
+  };
   return { top, config, stores, contested, changeConfig, ...folders, end: async () => void (await server.end()) };
 }
 
@@ -108,8 +115,8 @@ const cleanupLimitMs = 60_000;
  */
 export async function entriesAfterCleanup(folder: string): Promise<string[]> {
   for (const since = performance.now(); ; ) {
-    const left = await readdir(folder);
-    if (left.length === 0 || performance.now() - since > cleanupLimitMs) return left;
+    const remaining = await readdir(folder);
+    if (remaining.length === 0 || performance.now() - since > cleanupLimitMs) return remaining;
     await delay(50);
   }
 }

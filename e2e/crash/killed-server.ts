@@ -8,12 +8,12 @@ export interface KilledServer {
   call(method: string, path: string, body: unknown, key: string): Promise<RetriedAnswer>;
   readonly kills: number;
   /** The number of calls that a kill interrupted. */
-  readonly interrupted: number;
+  readonly interruptedCalls: number;
   /**
-   * Sends SIGKILL and starts a new process on the same state. With `again`, that process is killed as well, that many
+   * Sends SIGKILL and starts a new process on the same state. With `secondKillMs`, that process is killed as well, that many
    * milliseconds after its start.
    */
-  kill(again: number | undefined): Promise<void>;
+  kill(secondKillMs: number | undefined): Promise<void>;
   /** Sends SIGHUP. The server reloads its configuration some time later. */
   reloadConfig(): Promise<void>;
   stop(): Promise<void>;
@@ -25,8 +25,8 @@ export interface RetriedAnswer extends Answer {
 }
 
 /** Interrupts the recovery at a start. The next start must complete it. */
-async function killWhileStarting(options: Parameters<typeof startStowage>[0], after: number): Promise<void> {
-  const onSpawn = (child: ChildProcess): void => void setTimeout(() => child.kill('SIGKILL'), after);
+async function killWhileStarting(options: Parameters<typeof startStowage>[0], afterMs: number): Promise<void> {
+  const onSpawn = (child: ChildProcess): void => void setTimeout(() => child.kill('SIGKILL'), afterMs);
   const ready = await startStowage({ ...options, onSpawn }).catch((thrown: unknown) => {
     // Any other failure to start is a bug.
     if (!String(thrown).includes('SIGKILL')) throw thrown;
@@ -35,7 +35,7 @@ async function killWhileStarting(options: Parameters<typeof startStowage>[0], af
 }
 
 /** The connection failed, so no server can have received the request. */
-const neverSent = (thrown: unknown): boolean =>
+const wasNeverSent = (thrown: unknown): boolean =>
   thrown instanceof Error && 'syscall' in thrown && thrown.syscall === 'connect';
 
 export async function startKilledServer(options: {
@@ -43,21 +43,21 @@ export async function startKilledServer(options: {
   readonly config: string;
 }): Promise<KilledServer> {
   let kills = 0;
-  let interrupted = 0;
-  let up: Promise<Stowage> = startStowage(options);
-  await up;
+  let interruptedCalls = 0;
+  let current: Promise<Stowage> = startStowage(options);
+  await current;
   return {
     call: async (method, path, body, key) => {
       const headers = method === 'GET' ? {} : { 'idempotency-key': key };
       let repeated = false;
       for (let attempt = 0; attempt < 100; attempt++) {
-        const server = await up;
+        const server = await current;
         try {
           return { ...(await server.api(method, path, body, headers)), wasRetried: repeated };
         } catch (thrown) {
           // A kill interrupted the call, or no server was running. `up` rejects if the server doesn't come back.
-          if (attempt === 0) interrupted++;
-          repeated ||= !neverSent(thrown);
+          if (attempt === 0) interruptedCalls++;
+          repeated ||= !wasNeverSent(thrown);
           await delay(10);
         }
       }
@@ -66,20 +66,20 @@ export async function startKilledServer(options: {
     get kills() {
       return kills;
     },
-    get interrupted() {
-      return interrupted;
+    get interruptedCalls() {
+      return interruptedCalls;
     },
-    kill: async (again) => {
-      const server = await up;
+    kill: async (secondKillMs) => {
+      const server = await current;
       kills++;
       server.signal('SIGKILL');
-      up = server.ended().then(async () => {
-        if (again !== undefined) await killWhileStarting(options, again);
+      current = server.ended().then(async () => {
+        if (secondKillMs !== undefined) await killWhileStarting(options, secondKillMs);
         return await startStowage(options);
       });
-      await up;
+      await current;
     },
-    reloadConfig: async () => (await up).signal('SIGHUP'),
-    stop: async () => (await up).stop(),
+    reloadConfig: async () => (await current).signal('SIGHUP'),
+    stop: async () => (await current).stop(),
   };
 }

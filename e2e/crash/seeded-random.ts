@@ -9,10 +9,10 @@ export function seededRandom(seed: number): () => number {
   };
 }
 
-export const pick = <T>(from: readonly T[], random: () => number): T | undefined =>
-  from[Math.floor(random() * from.length)];
+export const pick = <T>(items: readonly T[], random: () => number): T | undefined =>
+  items[Math.floor(random() * items.length)];
 
-export function shuffled<T>(from: readonly T[], random: () => number): T[] {
-  const keyed = from.map((value) => ({ value, at: random() }));
+export function shuffled<T>(items: readonly T[], random: () => number): T[] {
+  const keyed = items.map((value) => ({ value, at: random() }));
   return keyed.sort((a, b) => a.at - b.at).map(({ value }) => value);
 }

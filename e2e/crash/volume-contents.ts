@@ -30,11 +30,12 @@ export async function writeContents(volume: KnownVolume): Promise<void> {
 /** Reads the marker of a mounted volume. Does nothing for a volume without one. */
 export async function checkContents(volume: KnownVolume): Promise<void> {
   if (volume.marker === undefined) return;
-  const wanted = contents(volume.marker);
+  const expected = contents(volume.marker);
   await using file = await open(pathOf(volume), 'r');
-  const { buffer, bytesRead } = await file.read(Buffer.alloc(wanted.length), 0, wanted.length, 0);
+  const { buffer, bytesRead } = await file.read(Buffer.alloc(expected.length), 0, expected.length, 0);
   const found = buffer.toString('utf8', 0, bytesRead);
-  if (found !== wanted) throw new Error(`volume ${volume.name} holds '${found.slice(0, 100)}', not '${volume.marker}'`);
+  if (found !== expected)
+    throw new Error(`volume ${volume.name} holds '${found.slice(0, 100)}', not '${volume.marker}'`);
 }
 
 export async function expectReadOnly(target: string): Promise<void> {
@@ -43,7 +44,7 @@ export async function expectReadOnly(target: string): Promise<void> {
 }
 
 /** Reads the marker of a directory volume in the store's own directory. */
-export async function checkOnStore(root: string, volume: KnownVolume): Promise<void> {
+export async function checkContentsOnStore(root: string, volume: KnownVolume): Promise<void> {
   const found = await readFile(join(root, volume.name, 'marker'), 'utf8');
   if (found !== contents(volume.marker ?? '')) throw new Error(`${root}/${volume.name} holds '${found.slice(0, 100)}'`);
 }

@@ -55,19 +55,19 @@ export function createWorker(about: WorkerParts) {
   const model: Model = { volumes: new Map(), trash: new Map(), retained: new Map() };
   let count = 0;
   const ask = createCheckedCall(about.name, about.stowage, random);
-  const hands: WorkerState = { ...about, ask, model, freshName: () => `${about.name}-${count++}` };
-  const mounting = createMounting(hands);
-  const extra = createExtraStore(hands);
+  const workerState: WorkerState = { ...about, ask, model, freshName: () => `${about.name}-${count++}` };
+  const mounting = createMountActions(workerState);
+  const extra = createExtraStore(workerState);
   const actions: Actions = {
-    ...createChanging(hands),
-    ...createDeleting(hands),
+    ...changeActions(workerState),
+    ...deleteActions(workerState),
     ...mounting.actions,
     ...extra.actions,
   };
-  // Actions that are listed twice run twice as often. The list is shuffled and used up like a deck of cards, so that
-  // every action runs.
-  const pack = [...Object.keys(actions), 'create', 'create', 'create', 'remove', 'remove', 'mount', 'unmount'];
-  const hand: string[] = [];
+  // Actions that are listed twice run twice as often. Each action of the list runs once, in random order, before the
+  // list starts again.
+  const allActions = [...Object.keys(actions), 'create', 'create', 'create', 'remove', 'remove', 'mount', 'unmount'];
+  const remainingActions: string[] = [];
 
   return {
     model,
@@ -76,12 +76,12 @@ export function createWorker(about: WorkerParts) {
     /** Does one action that changes something, and returns the name of the action. */
     step: async (): Promise<string> => {
       for (;;) {
-        for (const kind of shuffled(hand, random)) {
+        for (const kind of shuffled(remainingActions, random)) {
           if (!(await actions[kind]?.())) continue;
-          hand.splice(hand.indexOf(kind), 1);
+          remainingActions.splice(remainingActions.indexOf(kind), 1);
           return kind;
         }
-        hand.push(...pack);
+        remainingActions.push(...allActions);
       }
     },
     unmountAll: mounting.unmountAll,
@@ -89,16 +89,21 @@ export function createWorker(about: WorkerParts) {
   };
 }
 
-const unmounted = ({ volumes }: Model): KnownVolume[] =>
-  [...volumes.values()].filter((one) => one.mountedAt === undefined);
+const unmountedVolumes = ({ volumes }: Model): KnownVolume[] =>
+  [...volumes.values()].filter((volume) => volume.mountedAt === undefined);
 
-function createChanging({ ask, model, freshName, random, stores, template, extras }: WorkerState): Actions {
-  const sized = (store: Store): { readonly access?: 'block'; readonly bytes?: string } => {
+function changeActions({ ask, model, freshName, random, stores, template, extras }: WorkerState): Actions {
+  const randomSize = (store: Store): { readonly access?: 'block'; readonly bytes?: string } => {
     if (store.layout === 'directory') return {};
     if (random() < 0.3) return { access: 'block', bytes: String(16n * MiB) };
     return { bytes: String((random() < 0.3 ? 300n : 16n) * MiB) };
   };
-  const known = (store: Store, name: string, body: Readonly<Record<string, unknown>>, marker?: string): boolean => {
+  const recordVolume = (
+    store: Store,
+    name: string,
+    body: Readonly<Record<string, unknown>>,
+    marker?: string,
+  ): boolean => {
     const [id, access] = [String(body['id']), body['access'] as KnownVolume['access']];
     const bytes = typeof body['bytes'] === 'string' ? BigInt(body['bytes']) : undefined;
     model.volumes.set(id, {
@@ -118,15 +123,15 @@ function createChanging({ ask, model, freshName, random, stores, template, extra
     create: async () => {
       const store = pick(stores, random);
       if (store === undefined) return false;
-      const [name, size] = [freshName(), sized(store)];
+      const [name, size] = [freshName(), randomSize(store)];
       const { body } = await ask('POST', '/v1/volumes', { store: store.name, name, ...size }, hasStatus(201));
-      return known(store, name, body);
+      return recordVolume(store, name, body);
     },
     expand: async () => {
       // Not every kernel can grow a mounted ext4 file system. Other tests cover that.
-      const grows = ({ mountedAt, access, bytes }: KnownVolume): boolean =>
+      const mayGrow = ({ mountedAt, access, bytes }: KnownVolume): boolean =>
         mountedAt === undefined || access === 'block' || (bytes ?? 0n) >= 300n * MiB;
-      const volume = pick([...model.volumes.values()].filter(grows), random);
+      const volume = pick([...model.volumes.values()].filter(mayGrow), random);
       if (volume === undefined) return false;
       const bytes = (volume.bytes ?? 16n * MiB) + 16n * MiB;
       await ask('POST', `/v1/volumes/${volume.id}/expand`, { bytes: String(bytes) }, hasStatus(200));
@@ -134,7 +139,7 @@ function createChanging({ ask, model, freshName, random, stores, template, extra
       return true;
     },
     rename: async () => {
-      const volume = pick(unmounted(model), random);
+      const volume = pick(unmountedVolumes(model), random);
       if (volume === undefined) return false;
       const name = freshName();
       await ask('POST', `/v1/volumes/${volume.id}/rename`, { name }, hasStatus(200));
@@ -160,18 +165,18 @@ function createChanging({ ask, model, freshName, random, stores, template, extra
       }
       await ask('POST', `/v1/stores/${store.name}/adopt`, { names: [name] }, hasStatus(200));
       const { body } = await ask('GET', `/v1/volumes/${store.name}..${name}`, undefined, hasStatus(200));
-      return known(store, name, body, store.layout === 'image' ? 'template' : name);
+      return recordVolume(store, name, body, store.layout === 'image' ? 'template' : name);
     },
   };
 }
 
-function createDeleting({ ask, model, freshName, random, stores }: WorkerState): Actions {
+function deleteActions({ ask, model, freshName, random, stores }: WorkerState): Actions {
   const remove = async (): Promise<boolean> => {
-    const volume = pick(unmounted(model), random);
+    const volume = pick(unmountedVolumes(model), random);
     if (volume === undefined) return false;
     await ask('DELETE', `/v1/volumes/${volume.id}`, undefined, orNotFoundOnRetry(200));
     model.volumes.delete(volume.id);
-    const onDelete = stores.find((one) => one.name === volume.store)?.onDelete;
+    const onDelete = stores.find((store) => store.name === volume.store)?.onDelete;
     if (onDelete === 'archive') model.trash.set(volume.id, volume);
     if (onDelete === 'retain') model.retained.set(volume.id, volume);
     return true;
@@ -208,8 +213,9 @@ function createDeleting({ ask, model, freshName, random, stores }: WorkerState):
   };
 }
 
-function createMounting({ ask, model, freshName, random, mounts }: WorkerState) {
-  const mounted = (): KnownVolume[] => [...model.volumes.values()].filter((one) => one.mountedAt !== undefined);
+function createMountActions({ ask, model, freshName, random, mounts }: WorkerState) {
+  const mountedVolumes = (): KnownVolume[] =>
+    [...model.volumes.values()].filter((volume) => volume.mountedAt !== undefined);
   async function mount(volume: KnownVolume, readOnly: boolean): Promise<void> {
     const target = join(mounts, freshName());
     await ask('POST', `/v1/volumes/${volume.id}/mount`, { target, readOnly }, hasStatus(200));
@@ -226,13 +232,13 @@ function createMounting({ ask, model, freshName, random, mounts }: WorkerState) 
   }
   const actions: Actions = {
     mount: async () => {
-      const volume = pick(unmounted(model), random);
+      const volume = pick(unmountedVolumes(model), random);
       if (volume === undefined) return false;
       await mount(volume, volume.access === 'filesystem' && random() < 0.3);
       return true;
     },
     unmount: async () => {
-      const volume = pick(mounted(), random);
+      const volume = pick(mountedVolumes(), random);
       if (volume === undefined) return false;
       await unmount(volume);
       return true;
@@ -241,11 +247,13 @@ function createMounting({ ask, model, freshName, random, mounts }: WorkerState) 
   return {
     actions,
     unmountAll: async (): Promise<void> => {
-      for (const volume of mounted()) await unmount(volume);
+      for (const volume of mountedVolumes()) await unmount(volume);
     },
     /** The contents of an image are readable only through a mount. */
     checkImages: async (): Promise<void> => {
-      for (const volume of unmounted(model).filter((one) => one.layout === 'image' && one.marker !== undefined)) {
+      for (const volume of unmountedVolumes(model).filter(
+        (candidate) => candidate.layout === 'image' && candidate.marker !== undefined,
+      )) {
         await mount(volume, volume.access === 'filesystem');
         await unmount(volume);
       }

@@ -45,12 +45,12 @@ export async function startFiler(
     listen: { host: addresses.controlPlane, nfsPort, mountPort },
     env: { ...quietEnvironment(folder), LD_PRELOAD: preload(), STOWAGE_MOUNTS: join(folder, 'mounts') },
   });
-  const place = `nfs://${addresses.controlPlane}${exported}`;
+  const baseUri = `nfs://${addresses.controlPlane}${exported}`;
   const options = { port: String(nfsPort), mountport: String(mountPort) };
   return {
     exported,
-    uri: `${place}?${new URLSearchParams(options)}`,
-    spec: { uri: place, options },
+    uri: `${baseUri}?${new URLSearchParams(options)}`,
+    spec: { uri: baseUri, options },
     freeze: daemon.freeze,
     thaw: daemon.thaw,
     [Symbol.asyncDispose]: () => daemon.kill(),

@@ -136,7 +136,7 @@ export function staticVolume({ name, driver, handle, mode, block, readOnly }: St
   ];
 }
 
-export interface UsingPod {
+export interface PodWithVolume {
   readonly name: string;
   readonly node: string;
   readonly image: string;
@@ -148,7 +148,7 @@ export interface UsingPod {
 }
 
 /** A pod with the volume at /data, or with the device at /dev/data. */
-export const usingPod = ({ name, node, image, script, volume, block, more }: UsingPod): object => ({
+export const podWithVolume = ({ name, node, image, script, volume, block, more }: PodWithVolume): object => ({
   apiVersion: 'v1',
   kind: 'Pod',
   metadata: { name, namespace: 'default' },

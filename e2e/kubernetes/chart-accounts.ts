@@ -9,7 +9,7 @@ export interface Attempt {
   /** Passed to kubectl as a file. */
   readonly object?: object;
   /** The denial message of the admission policy. Undefined: the policy allows the request. */
-  readonly refused?: string;
+  readonly denial?: string;
 }
 
 const dryRun = (verb: string): readonly string[] => [verb, '--dry-run=server'];
@@ -28,7 +28,7 @@ const account = (name: string): string => `system:serviceaccount:${namespace}:st
 const denied = /denied request: ([^\n]+)/;
 
 /** The result of each attempt: `done`, the policy's denial, or another error. */
-export async function outcomesOf(
+export async function runAttempts(
   { cluster }: ChartFixture,
   name: 'controller' | 'agent',
   attempts: Readonly<Record<string, Attempt>>,
@@ -37,8 +37,8 @@ export async function outcomesOf(
   const outcomes: Record<string, string> = {};
   for (const [what, { words, object }] of Object.entries(attempts)) {
     if (object !== undefined) await writeFile(file, JSON.stringify(object));
-    const all = [...words, ...(object === undefined ? [] : ['--filename', file]), `--as=${account(name)}`];
-    outcomes[what] = await cluster.kubectl(...all).then(
+    const args = [...words, ...(object === undefined ? [] : ['--filename', file]), `--as=${account(name)}`];
+    outcomes[what] = await cluster.kubectl(...args).then(
       () => 'done',
       (error: unknown) => denied.exec(String(error))?.[1] ?? String(error),
     );
@@ -46,11 +46,14 @@ export async function outcomesOf(
   return outcomes;
 }
 
-export const expectedOf = (attempts: Readonly<Record<string, Attempt>>): Readonly<Record<string, string>> =>
-  Object.fromEntries(Object.entries(attempts).map(([what, { refused }]) => [what, refused ?? 'done']));
+export const expectedOutcomes = (attempts: Readonly<Record<string, Attempt>>): Readonly<Record<string, string>> =>
+  Object.fromEntries(Object.entries(attempts).map(([what, { denial }]) => [what, denial ?? 'done']));
 
 /** Makes a service account cluster-admin until the returned object is disposed of. */
-export async function withAllRights({ cluster }: ChartFixture, name: 'controller' | 'agent'): Promise<AsyncDisposable> {
+export async function grantAllRights(
+  { cluster }: ChartFixture,
+  name: 'controller' | 'agent',
+): Promise<AsyncDisposable> {
   const binding = ['clusterrolebinding', `all-for-the-${name}`];
   const subject = `--serviceaccount=${namespace}:stowage-${name}`;
   await cluster.kubectl('create', ...binding, '--clusterrole=cluster-admin', subject);

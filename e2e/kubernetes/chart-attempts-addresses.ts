@@ -5,38 +5,38 @@ const { create, replace, remove, patch } = dryRuns;
 
 interface AddressOptions {
   readonly name: string;
-  readonly where?: string;
+  readonly inNamespace?: string;
   /** The Service that the addresses belong to. */
   readonly service?: string;
   readonly ips?: readonly string[];
   readonly port?: number;
 }
 
-function endpoints({ name, where = namespace, ips = ['10.1.2.3'], port = 8443 }: AddressOptions): object {
-  const targetRef = { kind: 'Pod', namespace: where, name: 'held' };
+function endpoints({ name, inNamespace = namespace, ips = ['10.1.2.3'], port = 8443 }: AddressOptions): object {
+  const targetRef = { kind: 'Pod', namespace: inNamespace, name: 'held' };
   return {
     apiVersion: 'v1',
     kind: 'Endpoints',
-    metadata: { name, namespace: where },
+    metadata: { name, namespace: inNamespace },
     subsets: [{ addresses: ips.map((ip) => ({ ip, targetRef })), ports: [{ name: 'https', port }] }],
   };
 }
 
 function slice(options: AddressOptions): object {
-  const { name, where = namespace, service = 'stowage', ips = ['10.1.2.3'], port = 8443 } = options;
+  const { name, inNamespace = namespace, service = 'stowage', ips = ['10.1.2.3'], port = 8443 } = options;
   return {
     apiVersion: 'discovery.k8s.io/v1',
     kind: 'EndpointSlice',
     addressType: 'IPv4',
-    metadata: { name, namespace: where, labels: { 'kubernetes.io/service-name': service } },
+    metadata: { name, namespace: inNamespace, labels: { 'kubernetes.io/service-name': service } },
     endpoints: ips.map((ip) => ({ addresses: [ip] })),
     ports: [{ name: 'https', port, protocol: 'TCP' }],
   };
 }
 
 export const foreignAddresses: readonly object[] = [
-  endpoints({ name: 'held', where: 'default' }),
-  slice({ name: 'held', where: 'default' }),
+  endpoints({ name: 'held', inNamespace: 'default' }),
+  slice({ name: 'held', inNamespace: 'default' }),
   // No node has this label, so the pod never runs.
   {
     apiVersion: 'v1',
@@ -57,17 +57,17 @@ const denials = {
   evictions: "Stowage's controller may only evict a pod by its uid, and with the grace period that the pod has",
 } as const;
 
-const replaceAttempt = (object: object, refused: string): Attempt => ({ words: replace, object, refused });
-const createAttempt = (object: object, refused: string): Attempt => ({ words: create, object, refused });
-const [slices, leader] = ['endpointslice', slice({ name: 'stowage-leader' })];
+const replaceAttempt = (object: object, denial: string): Attempt => ({ words: replace, object, denial });
+const createAttempt = (object: object, denial: string): Attempt => ({ words: create, object, denial });
+const [sliceKind, leader] = ['endpointslice', slice({ name: 'stowage-leader' })];
 const labels = merge({ metadata: { labels: { other: 'yes' } } });
 const twoAddresses = { ips: ['10.1.2.3', '10.1.2.4'] };
 
 export const addressAttempts: Readonly<Record<string, Attempt>> = {
-  'says where the leader is': { words: replace, object: leader },
-  'says it in Endpoints': { words: replace, object: endpoints({ name: 'stowage' }) },
-  'makes an EndpointSlice of another name': createAttempt(slice({ name: 'wanted' }), denials.slices),
-  'makes Endpoints of another name': createAttempt(endpoints({ name: 'stowage-nfs' }), denials.endpoints),
+  'writes the leader’s address to its EndpointSlice': { words: replace, object: leader },
+  'writes the leader’s address to its Endpoints': { words: replace, object: endpoints({ name: 'stowage' }) },
+  'creates an EndpointSlice with another name': createAttempt(slice({ name: 'wanted' }), denials.slices),
+  'creates Endpoints with another name': createAttempt(endpoints({ name: 'stowage-nfs' }), denials.endpoints),
   'gives its EndpointSlice to another Service': replaceAttempt(
     slice({ name: 'stowage-leader', service: 'stowage-nfs' }),
     denials.sliceAddress,
@@ -82,7 +82,7 @@ export const addressAttempts: Readonly<Record<string, Attempt>> = {
   ),
   'gives its Endpoints another port': replaceAttempt(endpoints({ name: 'stowage', port: 22 }), denials.address),
   'gives its Endpoints two addresses': replaceAttempt(endpoints({ name: 'stowage', ...twoAddresses }), denials.address),
-  'gives its Endpoints an address that is no pod': replaceAttempt(
+  'gives its Endpoints an address that is not a pod’s': replaceAttempt(
     {
       apiVersion: 'v1',
       kind: 'Endpoints',
@@ -91,32 +91,35 @@ export const addressAttempts: Readonly<Record<string, Attempt>> = {
     },
     denials.address,
   ),
-  'deletes its EndpointSlice': { words: [...remove, slices, 'stowage-leader', `--namespace=${namespace}`] },
+  'deletes its EndpointSlice': { words: [...remove, sliceKind, 'stowage-leader', `--namespace=${namespace}`] },
   'deletes its Endpoints': { words: [...remove, 'endpoints', 'stowage', `--namespace=${namespace}`] },
 };
 
 /** Attempts by an account with all rights. */
 export const addressesOfFullRights: Readonly<Record<string, Attempt>> = {
-  'says elsewhere where the leader is': createAttempt(
-    slice({ name: 'stowage-leader', where: 'default' }),
+  'creates its EndpointSlice in another namespace': createAttempt(
+    slice({ name: 'stowage-leader', inNamespace: 'default' }),
     denials.slices,
   ),
-  'makes its Endpoints elsewhere': createAttempt(endpoints({ name: 'stowage', where: 'default' }), denials.endpoints),
+  'creates its Endpoints in another namespace': createAttempt(
+    endpoints({ name: 'stowage', inNamespace: 'default' }),
+    denials.endpoints,
+  ),
   ...Object.fromEntries(
-    [[slices, denials.slices] as const, ['endpoints', denials.endpoints] as const].flatMap(([kind, refused]) => [
-      [`changes another's ${kind}`, { words: [...patch, kind, 'held', '--namespace=default', ...labels], refused }],
-      [`deletes another's ${kind}`, { words: [...remove, kind, 'held', '--namespace=default'], refused }],
+    [[sliceKind, denials.slices] as const, ['endpoints', denials.endpoints] as const].flatMap(([kind, denial]) => [
+      [`changes a foreign ${kind}`, { words: [...patch, kind, 'held', '--namespace=default', ...labels], denial }],
+      [`deletes a foreign ${kind}`, { words: [...remove, kind, 'held', '--namespace=default'], denial }],
     ]),
   ),
 };
 
 /** The API server evaluates the policy before it looks up the pod. */
-const evict = (where: string, deleteOptions: object): Pick<Attempt, 'words' | 'object'> => ({
-  words: ['create', '--raw', `/api/v1/namespaces/${where}/pods/held/eviction?dryRun=All`],
+const evict = (inNamespace: string, deleteOptions: object): Pick<Attempt, 'words' | 'object'> => ({
+  words: ['create', '--raw', `/api/v1/namespaces/${inNamespace}/pods/held/eviction?dryRun=All`],
   object: {
     apiVersion: 'policy/v1',
     kind: 'Eviction',
-    metadata: { name: 'held', namespace: where },
+    metadata: { name: 'held', namespace: inNamespace },
     deleteOptions: { dryRun: ['All'], ...deleteOptions },
   },
 });
@@ -126,12 +129,12 @@ export async function evictionAttempts({ cluster }: ChartFixture): Promise<Reado
   const preconditions = { uid: await cluster.kubectl(...words) };
   return {
     'evicts a pod': evict('default', { preconditions }),
-    'evicts whichever pod has a name': { ...evict('default', {}), refused: denials.evictions },
-    'evicts a pod at once': {
+    'evicts a pod by its name, without a uid': { ...evict('default', {}), denial: denials.evictions },
+    'evicts a pod without a grace period': {
       ...evict('default', { preconditions, gracePeriodSeconds: 0 }),
-      refused: denials.evictions,
+      denial: denials.evictions,
     },
-    'evicts a pod of the cluster': { ...evict('kube-system', { preconditions }), refused: denials.evictionPlaces },
-    'evicts a pod of Stowage': { ...evict(namespace, { preconditions }), refused: denials.evictionPlaces },
+    'evicts a pod in kube-system': { ...evict('kube-system', { preconditions }), denial: denials.evictionPlaces },
+    'evicts a pod in Stowage’s namespace': { ...evict(namespace, { preconditions }), denial: denials.evictionPlaces },
   };
 }

@@ -30,8 +30,8 @@ const foreignNames = {
   },
   volume: volume('held', { hostPath: { path: '/' } }),
   storageClass: storageClass('held'),
-  configMap: map('held', 'default'),
-  secret: secret({ name: 'held', where: 'default', type: 'Opaque' }),
+  configMap: configMap('held', 'default'),
+  secret: secret({ name: 'held', inNamespace: 'default', type: 'Opaque' }),
 } as const;
 
 /** Objects that do not belong to Stowage. They are deleted at the end. */
@@ -39,8 +39,8 @@ export async function foreignObjects({ cluster }: ChartFixture): Promise<AsyncDi
   await cluster.apply(...Object.values(foreignNames), ...foreignAddresses);
   return {
     [Symbol.asyncDispose]: async () => {
-      const all = ['pvc', 'pv', 'storageclass', 'configmap', 'secret', 'endpoints', 'endpointslice', 'pod'];
-      const held = all.map((kind) => `${kind}/held`);
+      const kinds = ['pvc', 'pv', 'storageclass', 'configmap', 'secret', 'endpoints', 'endpointslice', 'pod'];
+      const held = kinds.map((kind) => `${kind}/held`);
       await cluster.kubectl('delete', ...held, '--namespace=default', '--timeout=60s');
     },
   };
@@ -55,18 +55,18 @@ function storageClass(name: string): object {
   return { apiVersion: 'storage.k8s.io/v1', kind: 'StorageClass', metadata: { name }, provisioner: 'other' };
 }
 
-function map(name: string, where: string): object {
-  return { apiVersion: 'v1', kind: 'ConfigMap', metadata: { name, namespace: where } };
+function configMap(name: string, inNamespace: string): object {
+  return { apiVersion: 'v1', kind: 'ConfigMap', metadata: { name, namespace: inNamespace } };
 }
 
 interface SecretOptions {
   readonly name: string;
-  readonly where?: string;
+  readonly inNamespace?: string;
   readonly type: string;
   readonly annotations?: object;
 }
 
-function secret({ name, where = namespace, type, annotations = {} }: SecretOptions): object {
+function secret({ name, inNamespace: where = namespace, type, annotations = {} }: SecretOptions): object {
   const stringData = type === 'kubernetes.io/tls' ? { 'tls.crt': 'x', 'tls.key': 'x' } : {};
   return { apiVersion: 'v1', kind: 'Secret', metadata: { name, namespace: where, annotations }, type, stringData };
 }
@@ -111,9 +111,9 @@ const claimAttempts = (what: string, words: readonly string[]): Readonly<Record<
       'one more annotation': [{ annotations: { other: 'yes' } }, denials.annotations],
       'another annotation': [{ annotations: { mine: 'no' } }, denials.annotations],
       'no annotations': [{ annotations: null }, denials.annotations],
-    } as const).map(([change, [metadata, refused]]) => [
+    } as const).map(([change, [metadata, denial]]) => [
       `gives ${what} ${change}`,
-      { words: [...words, ...merge({ metadata })], refused },
+      { words: [...words, ...merge({ metadata })], denial },
     ]),
   );
 
@@ -122,66 +122,66 @@ export async function controllerAttempts(fixture: ChartFixture): Promise<Readonl
   return { ...(await objectAttempts(fixture)), ...addressAttempts, ...(await evictionAttempts(fixture)) };
 }
 
-async function objectAttempts({ own }: ChartFixture): Promise<Readonly<Record<string, Attempt>>> {
-  const kept = async (...what: readonly string[]): Promise<object> =>
-    JSON.parse(await own('get', ...what, '--output=json'));
+async function objectAttempts({ namespacedKubectl }: ChartFixture): Promise<Readonly<Record<string, Attempt>>> {
+  const getObject = async (...what: readonly string[]): Promise<object> =>
+    JSON.parse(await namespacedKubectl('get', ...what, '--output=json'));
   const secretRefs = ['controllerPublish', 'controllerExpand', 'nodeStage', 'nodePublish', 'nodeExpand'];
   return {
-    'makes a volume of its driver': { words: create, object: volume('wanted', { csi }) },
-    'makes a volume of a folder': {
+    'creates a volume of its driver': { words: create, object: volume('wanted', { csi }) },
+    'creates a volume with a host path': {
       words: create,
       object: volume('wanted', { hostPath: { path: '/' } }),
-      refused: denials.drivers,
+      denial: denials.drivers,
     },
-    'makes a volume of another driver': {
+    'creates a volume of another driver': {
       words: create,
       object: volume('wanted', { csi: { ...csi, driver: 'other' } }),
-      refused: denials.drivers,
+      denial: denials.drivers,
     },
     ...Object.fromEntries(
       secretRefs.map((name) => [
-        `makes a volume with a Secret to ${name}`,
+        `creates a volume with a Secret for ${name}`,
         {
           words: create,
           object: volume('wanted', { csi: { ...csi, [`${name}SecretRef`]: token } }),
-          refused: denials.secretNames,
+          denial: denials.secretNames,
         },
       ]),
     ),
-    "changes another's volume": { words: [...patch, 'pv', 'held', ...merge(labels)], refused: denials.drivers },
-    "deletes another's volume": { words: [...remove, 'pv', 'held'], refused: denials.drivers },
-    "makes another's class": { words: create, object: storageClass('wanted'), refused: denials.classes },
-    "deletes another's class": { words: [...remove, 'storageclass', 'held'], refused: denials.classes },
-    'takes the selected node from a claim': {
+    'changes a foreign volume': { words: [...patch, 'pv', 'held', ...merge(labels)], denial: denials.drivers },
+    'deletes a foreign volume': { words: [...remove, 'pv', 'held'], denial: denials.drivers },
+    'creates a foreign class': { words: create, object: storageClass('wanted'), denial: denials.classes },
+    'deletes a foreign class': { words: [...remove, 'storageclass', 'held'], denial: denials.classes },
+    'removes the selected node from a claim': {
       words: [...claim, ...merge({ metadata: { annotations: { [selectedNode]: null } } })],
     },
-    'asks for more': {
+    'changes the spec of a claim': {
       words: [...claim, ...merge({ spec: { volumeName: 'held' } })],
-      refused: denials.spec,
+      denial: denials.spec,
     },
     ...claimAttempts('a claim', claim),
-    'renews the certificate': { words: replace, object: await kept('secret', 'stowage-tls') },
+    'renews the certificate': { words: replace, object: await getObject('secret', 'stowage-tls') },
     'deletes the certificate': { words: [...remove, 'secret', 'stowage-tls', `--namespace=${namespace}`] },
-    "makes a Secret for another account's token": {
+    'creates a Secret for a token of another account': {
       words: create,
       object: secret({ name: 'wanted', type: tokenType, annotations: adopterAnnotations }),
-      refused: denials.secrets,
+      denial: denials.secrets,
     },
-    'makes one of the name of the certificate': {
+    'creates a token Secret with the name of the certificate': {
       words: create,
       object: secret({ name: 'stowage-tls', type: tokenType, annotations: adopterAnnotations }),
-      refused: denials.secrets,
+      denial: denials.secrets,
     },
-    'makes a certificate of another name': {
+    'creates a certificate with another name': {
       words: create,
       object: secret({ name: 'wanted', type: 'kubernetes.io/tls' }),
-      refused: denials.secrets,
+      denial: denials.secrets,
     },
-    'publishes the certificate': { words: replace, object: await kept('configmap', 'stowage-ca') },
-    'notes which machine a node is': {
+    'publishes the certificate': { words: replace, object: await getObject('configmap', 'stowage-ca') },
+    'records the machine of a node': {
       words: [...patch, 'configmap', 'stowage-nodes', `--namespace=${namespace}`, ...merge({ data: { x: 'y z' } })],
     },
-    'makes another ConfigMap': { words: create, object: map('wanted', namespace), refused: denials.maps },
+    'creates another ConfigMap': { words: create, object: configMap('wanted', namespace), denial: denials.maps },
   };
 }
 
@@ -190,56 +190,60 @@ async function objectAttempts({ own }: ChartFixture): Promise<Readonly<Record<st
  * object before it can patch its status.
  */
 export const controllerWithAllRights: Readonly<Record<string, Attempt>> = {
-  'says how a claim is, and on which nodes': {
+  'sets the health condition and the unhealthy nodes of a claim': {
     words: [
       ...status,
       ...merge({ metadata: { annotations: { [unhealthyNodes]: 'node-1' } }, status: { conditions: [unhealthyPatch] } }),
     ],
   },
-  'says how large a claim is': { words: [...status, ...merge({ status: { capacity: { storage: '1Gi' } } })] },
-  ...claimAttempts('by its status a claim', status),
-  "changes another's class": { words: [...patch, 'storageclass', 'held', ...merge(labels)], refused: denials.classes },
-  'makes a claim': {
+  'sets the capacity of a claim': { words: [...status, ...merge({ status: { capacity: { storage: '1Gi' } } })] },
+  ...claimAttempts('a claim, through its status,', status),
+  'changes a foreign class': { words: [...patch, 'storageclass', 'held', ...merge(labels)], denial: denials.classes },
+  'creates a claim': {
     words: create,
     object: { ...foreignNames.claim, metadata: { name: 'wanted', namespace: 'default' } },
-    refused: denials.spec,
+    denial: denials.spec,
   },
-  'deletes a claim': { words: [...remove, 'pvc', 'held', '--namespace=default'], refused: denials.spec },
-  'makes a certificate elsewhere': {
+  'deletes a claim': { words: [...remove, 'pvc', 'held', '--namespace=default'], denial: denials.spec },
+  'creates a certificate in another namespace': {
     words: create,
-    object: secret({ name: 'stowage-tls', where: 'default', type: 'kubernetes.io/tls' }),
-    refused: denials.secrets,
+    object: secret({ name: 'stowage-tls', inNamespace: 'default', type: 'kubernetes.io/tls' }),
+    denial: denials.secrets,
   },
   'deletes another Secret': {
     words: [...remove, 'secret', 'held', '--namespace=default'],
-    refused: denials.secrets,
+    denial: denials.secrets,
   },
-  'publishes a certificate elsewhere': { words: create, object: map('stowage-ca', 'default'), refused: denials.maps },
-  "changes another's ConfigMap": {
+  'publishes a certificate in another namespace': {
+    words: create,
+    object: configMap('stowage-ca', 'default'),
+    denial: denials.maps,
+  },
+  'changes a foreign ConfigMap': {
     words: [...patch, 'configmap', 'held', '--namespace=default', ...merge(labels)],
-    refused: denials.maps,
+    denial: denials.maps,
   },
-  "deletes another's ConfigMap": {
+  'deletes a foreign ConfigMap': {
     words: [...remove, 'configmap', 'held', '--namespace=default'],
-    refused: denials.maps,
+    denial: denials.maps,
   },
   ...addressesOfFullRights,
 };
 
 export const agentWithAllRights: Readonly<Record<string, Attempt>> = {
-  'asks who it is': { words: ['auth', 'whoami'] },
-  'makes something': { words: create, object: map('wanted', 'default'), refused: denials.agents },
-  'changes something': {
+  'queries its own identity': { words: ['auth', 'whoami'] },
+  'creates an object': { words: create, object: configMap('wanted', 'default'), denial: denials.agents },
+  'changes an object': {
     words: [...patch, 'configmap', 'held', '--namespace=default', ...merge(labels)],
-    refused: denials.agents,
+    denial: denials.agents,
   },
-  'says how something is': {
+  'sets the status of an object': {
     words: [...status, ...merge({ status: { conditions: [unhealthyPatch] } })],
-    refused: denials.agents,
+    denial: denials.agents,
   },
-  'deletes something': { words: [...remove, 'configmap', 'held', '--namespace=default'], refused: denials.agents },
-  'goes through the API server': {
+  'deletes an object': { words: [...remove, 'configmap', 'held', '--namespace=default'], denial: denials.agents },
+  'uses the API server’s service proxy': {
     words: ['get', '--raw', `/api/v1/namespaces/${namespace}/services/https:stowage:443/proxy/`],
-    refused: denials.agents,
+    denial: denials.agents,
   },
 };

@@ -21,8 +21,8 @@ export async function startDns(cluster: Cluster, signal: AbortSignal): Promise<C
   await mkdir(folder);
   const names = join(folder, 'names.json');
   await writeFile(names, '{}');
-  const itself = [process.execPath, '--disable-warning=ExperimentalWarning', import.meta.filename];
-  const [first, ...rest] = [...cluster.network.inside, ...itself, names] as const;
+  const ownCommand = [process.execPath, '--disable-warning=ExperimentalWarning', import.meta.filename];
+  const [first, ...rest] = [...cluster.network.inside, ...ownCommand, names] as const;
   const daemon = await startDaemon({
     command: [first, ...rest],
     logFile: join(folder, 'log'),
@@ -40,15 +40,15 @@ const [typeA, headBytes, noSuchName] = [1, 12, 3];
 /** The name in the question section, and the offset of the section's end. */
 function nameIn(query: Buffer): { readonly name: string; readonly end: number } {
   const labels: string[] = [];
-  let at = headBytes;
-  for (let length = query[at] ?? 0; length > 0; length = query[at] ?? 0) {
-    labels.push(query.toString('latin1', at + 1, at + 1 + length));
-    at += 1 + length;
+  let offset = headBytes;
+  for (let length = query[offset] ?? 0; length > 0; length = query[offset] ?? 0) {
+    labels.push(query.toString('latin1', offset + 1, offset + 1 + length));
+    offset += 1 + length;
   }
-  return { name: labels.join('.').toLowerCase(), end: at + 5 };
+  return { name: labels.join('.').toLowerCase(), end: offset + 5 };
 }
 
-/** Answers A queries only. For another record type of a known name, it returns no records. */
+/** Answers A queries only. For other record types of a known name, returns no records. */
 function answer(query: Buffer, names: Readonly<Record<string, string>>): Buffer {
   const { name, end } = nameIn(query);
   const address = names[name];

@@ -3,11 +3,11 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
-import { usingPod } from './agent-objects.ts';
+import { podWithVolume } from './agent-objects.ts';
 import { type ChartFixture, chart, claim, killMountingAgent, startChartFixture } from './chart-fixture.ts';
 
 const { signal } = new AbortController();
-const wait = { interval: 250, timeout: 90_000 };
+const pollOptions = { interval: 250, timeout: 90_000 };
 const longTimeoutMs = 600_000;
 const components = [
   ...(['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'fuse', 'ganesha'] as const),
@@ -39,8 +39,8 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
     const store = { name: 'files', ...filer.spec, storageClass: {} };
     const values = ['--set', 'image.tag=testbed', '--set-json', `stores=${JSON.stringify([store])}`];
     await fixture.helm('install', 'stowage', chart, '--create-namespace', ...values);
-    for (const one of ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'])
-      await fixture.own('rollout', 'status', one, '--timeout=120s');
+    for (const workload of ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'])
+      await fixture.namespacedKubectl('rollout', 'status', workload, '--timeout=120s');
   }, 400_000);
   afterAll(async () => {
     await filer?.[Symbol.asyncDispose]();
@@ -48,26 +48,29 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
   }, 60_000);
 
   const exec = (name: string, script: string): Promise<string> => kubectl('exec', name, '--', 'sh', '-c', script);
-  const ready = (...names: readonly string[]): Promise<string> =>
+  const waitUntilReady = (...names: readonly string[]): Promise<string> =>
     kubectl('wait', '--for=condition=Ready', '--timeout=120s', ...names.map((name) => `pod/${name}`));
   const nodeName = (node: number): string => fixture.cluster.nodes[node]?.name ?? '';
   const pod = (name: string, node: number, script: string): object => {
-    const made = usingPod({ name, node: nodeName(node), image: fixture.busybox, script, volume: name }) as {
+    const basePod = podWithVolume({ name, node: nodeName(node), image: fixture.busybox, script, volume: name }) as {
       readonly spec: {
         readonly containers: readonly [{ readonly volumeMounts: readonly object[] }];
         readonly volumes: readonly object[];
       };
     };
     const names = hostProgramFolders.map((path) => ({ path, name: path.slice(1) }));
-    const [main] = made.spec.containers;
+    const [main] = basePod.spec.containers;
     const mounts = names.map(({ path, name: which }) => ({ name: which, mountPath: path, readOnly: true }));
     const env = [{ name: 'PATH', value: '/bin:/usr/bin' }];
     return {
-      ...made,
+      ...basePod,
       spec: {
-        ...made.spec,
+        ...basePod.spec,
         containers: [{ ...main, env, volumeMounts: [...main.volumeMounts, ...mounts] }],
-        volumes: [...made.spec.volumes, ...names.map(({ path, name: which }) => ({ name: which, hostPath: { path } }))],
+        volumes: [
+          ...basePod.spec.volumes,
+          ...names.map(({ path, name: which }) => ({ name: which, hostPath: { path } })),
+        ],
       },
     };
   };
@@ -75,23 +78,23 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
   /** Waits for a complete round that starts now, and throws if fio ended. */
   const waitForVerifiedRound = async (name: string): Promise<void> => {
     const before = await rounds(name);
-    await expect.poll(() => rounds(name), wait).toBeGreaterThan(before + 1);
+    await expect.poll(() => rounds(name), pollOptions).toBeGreaterThan(before + 1);
   };
   /** The number of complete rounds that ended between two moments. */
   const roundsBetween = async (name: string, since: number, until: number): Promise<number> => {
     const ended = (await exec(name, 'cat /tmp/rounds')).split('\n').map((second) => Number(second) * 1_000);
-    return ended.filter((at) => at > since && at < until).length;
+    return ended.filter((endedAt) => endedAt > since && endedAt < until).length;
   };
-  const onNode = (component: string, node: number): Promise<string> =>
-    fixture.own(
+  const podOnNode = (component: string, node: number): Promise<string> =>
+    fixture.namespacedKubectl(
       'get',
       'pods',
       `--selector=app.kubernetes.io/component=${component}`,
       `--field-selector=spec.nodeName=${nodeName(node)}`,
       '--output=jsonpath={.items[*].metadata.name}',
     );
-  const isReady = (component: string): Promise<string> =>
-    fixture.own('rollout', 'status', `daemonset/stowage-${component}`, '--timeout=120s');
+  const waitForRollout = (component: string): Promise<string> =>
+    fixture.namespacedKubectl('rollout', 'status', `daemonset/stowage-${component}`, '--timeout=120s');
   const restartsOf = (name: string): Promise<string> =>
     kubectl('get', 'pod', name, '--output=jsonpath={.status.containerStatuses[*].restartCount} {.status.phase}');
 
@@ -102,14 +105,14 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
         claim({ name: 'checked', storageClassName: 'files', mode: 'ReadWriteMany' }),
         pod('checked', 0, verifyScript),
       );
-      await ready('checked');
+      await waitUntilReady('checked');
       await waitForVerifiedRound('checked');
       for (let kill = 0; kill < 3; kill++) {
-        const before = await onNode('keeper', 0);
-        await fixture.own('delete', 'pod', before, '--grace-period=0', '--force');
+        const before = await podOnNode('keeper', 0);
+        await fixture.namespacedKubectl('delete', 'pod', before, '--grace-period=0', '--force');
         await waitForVerifiedRound('checked');
-        await expect.poll(() => onNode('keeper', 0), wait).not.toContain(before);
-        await isReady('keeper');
+        await expect.poll(() => podOnNode('keeper', 0), pollOptions).not.toContain(before);
+        await waitForRollout('keeper');
       }
       expect(await restartsOf('checked')).toBe('0 Running');
     },
@@ -117,26 +120,26 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
   );
 
   /** What is left of volumes: mounts of any kind, files of the kubelet, use records on the server. */
-  const leftOf = async (ids: readonly string[]): Promise<readonly string[]> => {
-    const kept = ['plugins/kubernetes.io/csi/*/*', 'pods/*/volumes/*/*'].map(
-      (at) => `/var/lib/kubelet/${at}/vol_data.json`,
+  const remainsOf = async (ids: readonly string[]): Promise<readonly string[]> => {
+    const volumeDataFiles = ['plugins/kubernetes.io/csi/*/*', 'pods/*/volumes/*/*'].map(
+      (folder) => `/var/lib/kubelet/${folder}/vol_data.json`,
     );
     const words = ids.flatMap((id) => ['-e', id]).join(' ');
-    const look = `grep ${words} /proc/self/mountinfo; grep -ls ${words} ${kept.join(' ')}; :`;
-    const onNodes = await Promise.all(fixture.cluster.nodes.map((node) => node.inside('sh', '-c', look)));
+    const searchScript = `grep ${words} /proc/self/mountinfo; grep -ls ${words} ${volumeDataFiles.join(' ')}; :`;
+    const onNodes = await Promise.all(fixture.cluster.nodes.map((node) => node.inside('sh', '-c', searchScript)));
     const records = readdirSync(join(filer.exported, '.stowage', 'users')).filter((id) => ids.includes(id));
-    return [...onNodes.flatMap((said) => said.split('\n')).filter(Boolean), ...records];
+    return [...onNodes.flatMap((output) => output.split('\n')).filter(Boolean), ...records];
   };
   /** The number of mounts that each keeper of a node serves, as the agent reports it. */
-  const served = async (node: number): Promise<readonly number[]> => {
-    const where = ['--container=agent', await onNode('agent', node), '--', 'stowage', 'client', 'status'];
-    const all = JSON.parse(await fixture.own('exec', ...where, '--json')) as readonly {
+  const servedMounts = async (node: number): Promise<readonly number[]> => {
+    const args = ['--container=agent', await podOnNode('agent', node), '--', 'stowage', 'client', 'status'];
+    const dataPaths = JSON.parse(await fixture.namespacedKubectl('exec', ...args, '--json')) as readonly {
       readonly mounts: number;
     }[];
-    return all.map(({ mounts }) => mounts);
+    return dataPaths.map(({ mounts }) => mounts);
   };
   const keepers = (): Promise<string> =>
-    fixture.own(
+    fixture.namespacedKubectl(
       'get',
       'pods',
       '--selector=app.kubernetes.io/component=keeper',
@@ -151,37 +154,39 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
         ['mounted-a', 'mounted-b'],
         ['mounted-c', 'mounted-d', 'mounted-e', 'mounted-f'],
       ] as const;
-      const all = [...first, ...second];
+      const allNames = [...first, ...second];
       const modeOf = (name: string) =>
         name === 'mounted-a' || name === 'mounted-c' ? 'ReadWriteOnce' : 'ReadWriteMany';
-      await fixture.cluster.apply(...all.map((name) => claim({ name, storageClassName: 'files', mode: modeOf(name) })));
-      const claims = all.map((name) => `persistentvolumeclaim/${name}`);
+      await fixture.cluster.apply(
+        ...allNames.map((name) => claim({ name, storageClassName: 'files', mode: modeOf(name) })),
+      );
+      const claims = allNames.map((name) => `persistentvolumeclaim/${name}`);
       await kubectl('wait', '--for=jsonpath={.status.phase}=Bound', ...claims, '--timeout=60s');
       const names = '--output=jsonpath={range .items[*]}{.spec.claimRef.name} {.spec.csi.volumeHandle}{"\\n"}{end}';
       const handles = (await kubectl('get', 'pv', names)).split('\n').map((line) => line.split(' '));
-      const ids = handles.flatMap(([name, id]) => (all.some((one) => one === name) ? (id ?? '') : []));
-      const [keepersBefore, servedBefore] = [await keepers(), await served(0)];
-      for (const some of [first, second]) {
+      const ids = handles.flatMap(([name, id]) => (allNames.some((candidate) => candidate === name) ? (id ?? '') : []));
+      const [keepersBefore, servedBefore] = [await keepers(), await servedMounts(0)];
+      for (const podNames of [first, second]) {
         const killed = killMountingAgent(fixture, 0);
-        await fixture.cluster.apply(...some.map((name) => pod(name, 0, 'sleep 100000')));
+        await fixture.cluster.apply(...podNames.map((name) => pod(name, 0, 'sleep 100000')));
         await killed;
       }
-      await ready(...all);
-      for (const name of all) expect(await exec(name, 'echo text >/data/file && cat /data/file')).toBe('text');
+      await waitUntilReady(...allNames);
+      for (const name of allNames) expect(await exec(name, 'echo text >/data/file && cat /data/file')).toBe('text');
       await waitForVerifiedRound('checked');
       expect(await restartsOf('checked')).toBe('0 Running');
       expect(await keepers()).toBe(keepersBefore);
-      await kubectl('delete', 'pod', ...all, '--timeout=90s');
-      await expect.poll(() => leftOf(ids), wait).toEqual([]);
-      await expect.poll(() => served(0), wait).toEqual(servedBefore);
+      await kubectl('delete', 'pod', ...allNames, '--timeout=90s');
+      await expect.poll(() => remainsOf(ids), pollOptions).toEqual([]);
+      await expect.poll(() => servedMounts(0), pollOptions).toEqual(servedBefore);
       // No node uses the single-node volumes any longer.
       await fixture.cluster.apply(...['mounted-a', 'mounted-c'].map((name) => pod(name, 1, 'sleep 100000')));
-      await ready('mounted-a', 'mounted-c');
+      await waitUntilReady('mounted-a', 'mounted-c');
       for (const name of ['mounted-a', 'mounted-c']) expect(await exec(name, 'cat /data/file')).toBe('text');
       await kubectl('delete', 'pod', 'mounted-a', 'mounted-c', '--timeout=90s');
-      await kubectl('delete', 'pvc', ...all, '--timeout=60s');
-      await expect.poll(() => leftOf(ids), wait).toEqual([]);
-      await expect.poll(() => kubectl('get', 'pv', names), wait).not.toContain('mounted-');
+      await kubectl('delete', 'pvc', ...allNames, '--timeout=60s');
+      await expect.poll(() => remainsOf(ids), pollOptions).toEqual([]);
+      await expect.poll(() => kubectl('get', 'pv', names), pollOptions).not.toContain('mounted-');
     },
     longTimeoutMs,
   );
@@ -190,23 +195,23 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
     'read back what they wrote while the API server is down for half a minute, and later claims get volumes, too',
     async () => {
       const names = ['before', 'after'] as const;
-      const wanted = (name: string, node: number): readonly object[] => [
+      const claimAndPod = (name: string, node: number): readonly object[] => [
         claim({ name, storageClassName: 'local', mode: 'ReadWriteOnce' }),
         pod(name, node, 'sleep 100000'),
       ];
       const { apiServer, controllerManager, scheduler } = fixture.cluster;
-      await fixture.cluster.apply(...wanted('before', 0));
+      await fixture.cluster.apply(...claimAndPod('before', 0));
       const stoppedAt = Date.now();
       await apiServer.stop();
       // These programs reconnect with a backoff of up to half a minute. The test restarts them instead of waiting.
       await Promise.all([controllerManager.stop(), scheduler.stop()]);
       const awayAt = Date.now();
-      await expect.poll(() => Date.now() - stoppedAt, wait).toBeGreaterThan(30_000);
+      await expect.poll(() => Date.now() - stoppedAt, pollOptions).toBeGreaterThan(30_000);
       const backAt = Date.now();
       await apiServer.start();
       await Promise.all([controllerManager.start(), scheduler.start()]);
-      await fixture.cluster.apply(...wanted('after', 1));
-      await Promise.all([ready(...names), waitForVerifiedRound('checked')]);
+      await fixture.cluster.apply(...claimAndPod('after', 1));
+      await Promise.all([waitUntilReady(...names), waitForVerifiedRound('checked')]);
       for (const name of names) expect(await exec(name, 'echo text >/data/file && cat /data/file')).toBe('text');
       expect(await roundsBetween('checked', awayAt + 2_000, backAt)).toBeGreaterThan(1);
       expect(await restartsOf('checked')).toBe('0 Running');
@@ -214,7 +219,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
       expect((await kubectl('get', 'pv', bound)).split(' ').toSorted()).toEqual(names.toSorted());
       await kubectl('delete', 'pod', ...names, '--timeout=90s');
       await kubectl('delete', 'pvc', ...names, '--timeout=60s');
-      await expect.poll(() => kubectl('get', 'pv', bound), wait).toBe('');
+      await expect.poll(() => kubectl('get', 'pv', bound), pollOptions).toBe('');
       for (const node of fixture.cluster.nodes)
         expect(await node.inside('sh', '-c', 'ls /var/lib/stowage/stores/local')).toBe('');
     },
@@ -224,11 +229,11 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
   test(
     'read back what they wrote while agent and keeper are upgraded',
     async () => {
-      const before = await onNode('agent', 0);
+      const before = await podOnNode('agent', 0);
       await fixture.helm('upgrade', 'stowage', chart, '--reuse-values', '--set', 'image.tag=next');
-      await isReady('agent');
-      await isReady('keeper');
-      expect(await onNode('agent', 0)).not.toContain(before);
+      await waitForRollout('agent');
+      await waitForRollout('keeper');
+      expect(await podOnNode('agent', 0)).not.toContain(before);
       await waitForVerifiedRound('checked');
       expect(await restartsOf('checked')).toBe('0 Running');
     },
@@ -242,8 +247,8 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
         claim({ name: 'drained', storageClassName: 'files', mode: 'ReadWriteOnce' }),
         pod('drained', 1, 'while :; do echo line >>/data/log; sleep 0.05; done'),
       );
-      await ready('drained');
-      await expect.poll(() => exec('drained', 'wc -l </data/log').then(Number), wait).toBeGreaterThan(3);
+      await waitUntilReady('drained');
+      await expect.poll(() => exec('drained', 'wc -l </data/log').then(Number), pollOptions).toBeGreaterThan(3);
       await filer.freeze();
       try {
         await kubectl(
@@ -255,7 +260,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
           '--timeout=90s',
         );
         expect(await kubectl('get', 'pods', '--output=jsonpath={.items[*].metadata.name}')).toBe('checked');
-        expect(await onNode('keeper', 1)).not.toBe('');
+        expect(await podOnNode('keeper', 1)).not.toBe('');
       } finally {
         filer.thaw();
       }
@@ -263,7 +268,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
       await waitForVerifiedRound('checked');
       // The drained pod was the only user of the volume, and its node has released it.
       await fixture.cluster.apply(pod('drained', 0, 'sleep 100000'));
-      await ready('drained');
+      await waitUntilReady('drained');
       expect(Number(await exec('drained', 'wc -l </data/log'))).toBeGreaterThan(3);
     },
     longTimeoutMs,
@@ -276,10 +281,10 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
       expect(await restartsOf('checked')).toBe('0 Running');
       await kubectl('delete', 'pod', 'checked', 'drained', '--timeout=90s');
       await kubectl('delete', 'pvc', 'checked', 'drained', '--timeout=60s');
-      await expect.poll(() => kubectl('get', 'pv', '--output=name'), wait).toBe('');
+      await expect.poll(() => kubectl('get', 'pv', '--output=name'), pollOptions).toBe('');
       for (const node of fixture.cluster.nodes)
         await expect
-          .poll(() => node.inside('sh', '-c', 'grep -c "/csi/.*stowage" /proc/self/mountinfo; :'), wait)
+          .poll(() => node.inside('sh', '-c', 'grep -c "/csi/.*stowage" /proc/self/mountinfo; :'), pollOptions)
           .toBe('0');
     },
     longTimeoutMs,

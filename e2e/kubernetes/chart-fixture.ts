@@ -20,7 +20,7 @@ export interface ChartFixture extends AsyncDisposable {
   /** Runs Helm in Stowage's namespace. */
   helm(...words: readonly string[]): Promise<string>;
   /** Runs kubectl in Stowage's namespace. */
-  own(...words: readonly string[]): Promise<string>;
+  namespacedKubectl(...words: readonly string[]): Promise<string>;
   /** Registers the address of the embedded NFS server. The DNS of a real cluster does that by itself. */
   registerInDns(): Promise<void>;
 }
@@ -47,22 +47,23 @@ export async function startChartFixture(signal: AbortSignal, images?: readonly T
     await cluster.importImage(tar, ...tags.map((tag) => `docker.io/library/stowage:${tag}`));
   const busybox = await importBusybox(cluster, signal);
   const env = { PATH: process.env['PATH'], HOME: cluster.folder, KUBECONFIG: cluster.kubeconfig };
-  const own: ChartFixture['own'] = (...words) => cluster.kubectl('--namespace', namespace, ...words);
-  const all = stack.move();
+  const namespacedKubectl: ChartFixture['namespacedKubectl'] = (...words) =>
+    cluster.kubectl('--namespace', namespace, ...words);
+  const resources = stack.move();
   return {
     cluster,
     dns,
     busybox,
-    own,
+    namespacedKubectl: namespacedKubectl,
     helm: async (...words) => {
       const whole = [...words, '--namespace', namespace];
       return (await promisify(execFile)(toolPath('helm'), whole, { env, signal, timeout: 180_000 })).stdout;
     },
     registerInDns: async () => {
-      const address = await own('get', 'service', 'stowage-nfs', '--output=jsonpath={.spec.clusterIP}');
+      const address = await namespacedKubectl('get', 'service', 'stowage-nfs', '--output=jsonpath={.spec.clusterIP}');
       await dns.setNames({ [`stowage-nfs.${namespace}.svc.cluster.local`]: address });
     },
-    [Symbol.asyncDispose]: () => all.disposeAsync(),
+    [Symbol.asyncDispose]: () => resources.disposeAsync(),
   };
 }
 
@@ -173,25 +174,25 @@ export const deployment = (name: string, image: string): object => ({
 });
 
 /** Kills the keeper and the data path of a node at the same time, so that its mounts are lost. */
-export async function killMountHolders({ cluster, own }: ChartFixture, node: number): Promise<void> {
+export async function killKeeperAndAgent({ cluster, namespacedKubectl }: ChartFixture, node: number): Promise<void> {
   const { name, inside } = cluster.nodes[node] ?? {};
   const containerOf = async (component: string): Promise<string> => {
-    const about = '--output=jsonpath={.items[0].status.containerStatuses[0].containerID}';
-    const where = [`--selector=app.kubernetes.io/component=${component}`, `--field-selector=spec.nodeName=${name}`];
-    return (await own('get', 'pods', ...where, about)).replace('containerd://', '');
+    const output = '--output=jsonpath={.items[0].status.containerStatuses[0].containerID}';
+    const selectors = [`--selector=app.kubernetes.io/component=${component}`, `--field-selector=spec.nodeName=${name}`];
+    return (await namespacedKubectl('get', 'pods', ...selectors, output)).replace('containerd://', '');
   };
   const components = ['agent', 'keeper'];
-  const both = await Promise.all(components.map(containerOf));
-  const kill = both.map((id) => `ctr --namespace k8s.io tasks kill --signal SIGKILL --all ${id} &`);
+  const ids = await Promise.all(components.map(containerOf));
+  const kill = ids.map((id) => `ctr --namespace k8s.io tasks kill --signal SIGKILL --all ${id} &`);
   await inside?.('sh', '-c', `${kill.join(' ')} wait`);
-  for (const [index, one] of components.entries())
-    await expect.poll(() => containerOf(one), { interval: 500, timeout: 150_000 }).not.toBe(both[index]);
+  for (const [index, component] of components.entries())
+    await expect.poll(() => containerOf(component), { interval: 500, timeout: 150_000 }).not.toBe(ids[index]);
 }
 
 /** Kills the container of a pod with a single container. The kubelet restarts it. */
-export async function killContainer({ cluster, own }: ChartFixture, pod: string): Promise<void> {
-  const about = '--output=jsonpath={.spec.nodeName} {.status.containerStatuses[0].containerID}';
-  const [node, id = ''] = (await own('get', 'pod', pod, about)).split(' ');
+export async function killContainer({ cluster, namespacedKubectl }: ChartFixture, pod: string): Promise<void> {
+  const output = '--output=jsonpath={.spec.nodeName} {.status.containerStatuses[0].containerID}';
+  const [node, id = ''] = (await namespacedKubectl('get', 'pod', pod, output)).split(' ');
   const kill = ['ctr', '--namespace', 'k8s.io', 'tasks', 'kill', '--signal', 'SIGKILL', '--all'];
   await cluster.nodes.find(({ name }) => name === node)?.inside(...kill, id.replace('containerd://', ''));
 }

@@ -6,22 +6,27 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { makeCredential } from '#cluster/leader/certificate.ts';
 import { serverNames } from '#cluster/names.ts';
 import { needs } from '#testbed/needs.ts';
+import {
+  type AccountController,
+  accountConfig,
+  controllerPort,
+  startControllerAsAccount,
+} from './account-controller.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
-import { type AccountController, accountConfig, controllerPort, startAsAccount } from './chart-controller.ts';
 import {
   type ChartFixture,
   chart,
   claim,
   deployment,
-  killMountHolders,
+  killKeeperAndAgent,
   namespace,
   startChartFixture,
 } from './chart-fixture.ts';
 import { type Right, refusalOf, rightsOf, roleWithout, titleOf } from './chart-rights.ts';
-import { freeLease } from './controllers.ts';
+import { freeLease } from './controller-process.ts';
 
 const { signal } = new AbortController();
-const wait = { interval: 100, timeout: 150_000 };
+const pollOptions = { interval: 100, timeout: 150_000 };
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
 
 /** Rights that other tests cover, because their use takes too long here. */
@@ -46,7 +51,7 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
   let fixture: ChartFixture;
   let filer: Filer;
   let config: string;
-  let number = 0;
+  let suffix = 0;
 
   beforeAll(async () => {
     fixture = await startChartFixture(signal);
@@ -65,35 +70,35 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
         spec: { uri: `${uri}/${name}`, options, storageClass: {} },
       })),
     );
-    await using _ = await startAsAccount(fixture.cluster, config);
-    await fixture.cluster.apply(...['grows', 'goes-1', 'goes-2', 'goes-3'].map((name) => wanted(name)));
-    await bound('grows', 'goes-1', 'goes-2', 'goes-3');
+    await using _ = await startControllerAsAccount(fixture.cluster, config);
+    await fixture.cluster.apply(...['grows', 'goes-1', 'goes-2', 'goes-3'].map((name) => silverClaim(name)));
+    await waitUntilBound('grows', 'goes-1', 'goes-2', 'goes-3');
   }, 400_000);
   afterAll(async () => {
     await filer?.[Symbol.asyncDispose]();
     await fixture?.[Symbol.asyncDispose]();
   }, 60_000);
 
-  const wanted = (name: string): object => claim({ name, storageClassName: 'silver', mode: 'ReadWriteMany' });
-  const bound = (...names: readonly string[]): Promise<string> =>
+  const silverClaim = (name: string): object => claim({ name, storageClassName: 'silver', mode: 'ReadWriteMany' });
+  const waitUntilBound = (...names: readonly string[]): Promise<string> =>
     fixture.cluster.kubectl(
       'wait',
       '--for=jsonpath={.status.phase}=Bound',
       '--timeout=90s',
       ...names.map((name) => `pvc/${name}`),
     );
-  const { kubectl, own, apply } = {
+  const { kubectl, ownKubectl, apply } = {
     kubectl: (...words: readonly string[]) => fixture.cluster.kubectl(...words),
-    own: (...words: readonly string[]) => fixture.own(...words),
+    ownKubectl: (...words: readonly string[]) => fixture.namespacedKubectl(...words),
     apply: (...objects: readonly object[]) => fixture.cluster.apply(...objects),
   };
-  const remove = (...what: readonly string[]): Promise<string> => own('delete', ...what, '--ignore-not-found');
+  const remove = (...what: readonly string[]): Promise<string> => ownKubectl('delete', ...what, '--ignore-not-found');
   const merge = (what: readonly string[], body: object): Promise<string> =>
     kubectl('patch', ...what, '--type=merge', '--patch', JSON.stringify(body));
-  const grow = (): Promise<string> =>
-    merge(['pvc', 'grows'], { spec: { resources: { requests: { storage: `${64 + ++number}Mi` } } } });
-  const goes = (which: number): Promise<string> => kubectl('delete', 'pvc', `goes-${which}`, '--wait=false');
-  const comes = (): Promise<string> => apply(wanted(`comes-${++number}`));
+  const expandClaim = (): Promise<string> =>
+    merge(['pvc', 'grows'], { spec: { resources: { requests: { storage: `${64 + ++suffix}Mi` } } } });
+  const deleteClaim = (which: number): Promise<string> => kubectl('delete', 'pvc', `goes-${which}`, '--wait=false');
+  const createClaim = (): Promise<string> => apply(silverClaim(`comes-${++suffix}`));
   const slice = (addressType: 'IPv4' | 'IPv6', address: string): object => ({
     apiVersion: 'discovery.k8s.io/v1',
     kind: 'EndpointSlice',
@@ -102,7 +107,7 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
     endpoints: [{ addresses: [address] }],
     ports: [{ name: 'https', port: 8443, protocol: 'TCP' }],
   });
-  const others = {
+  const foreignEndpoints = {
     apiVersion: 'v1',
     kind: 'Endpoints',
     metadata: { name: 'stowage', namespace },
@@ -115,7 +120,7 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
     type,
     data,
   });
-  const empty = Buffer.from('nothing').toString('base64');
+  const invalidPem = Buffer.from('nothing').toString('base64');
   const capacity = (storageClassName: string): object => ({
     apiVersion: 'storage.k8s.io/v1',
     kind: 'CSIStorageCapacity',
@@ -133,7 +138,7 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
   /** A local volume of a node that does not exist. */
   const volumeOfMissingNode = (): object => {
     const { metadata, ...rest } = claim({
-      name: `astray-${++number}`,
+      name: `astray-${++suffix}`,
       storageClassName: 'local',
       mode: 'ReadWriteOnce',
     }) as { readonly metadata: object };
@@ -143,8 +148,8 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
   const asViewer = async (path: string): Promise<string> => {
     const account = ['create', 'token', 'stowage-viewer', '--namespace', namespace, '--audience=stowage.dev'];
     const [first, ...inside] = fixture.cluster.network.inside;
-    const asks = `const { status } = await fetch(process.argv[1], { headers: { authorization: process.argv[2] } }); console.log(status)`;
-    const node = [process.execPath, '--input-type=module', '--eval', asks];
+    const fetchScript = `const { status } = await fetch(process.argv[1], { headers: { authorization: process.argv[2] } }); console.log(status)`;
+    const node = [process.execPath, '--input-type=module', '--eval', fetchScript];
     const url = `https://${controllerPort.host}:${controllerPort.port}${path}`;
     const env = { ...process.env, NODE_TLS_REJECT_UNAUTHORIZED: '0' };
     const words = [...inside, ...node, url, `Bearer ${await kubectl(...account)}`];
@@ -152,23 +157,27 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
   };
   /** Creates an application whose claim allows Stowage to evict the pod. */
   async function createEvictableApplication(): Promise<void> {
-    const name = `used-${++number}`;
+    const name = `used-${++suffix}`;
     const annotations = { 'stowage.dev/restart-consumers': 'true' };
-    const { metadata, ...rest } = wanted(name) as { readonly metadata: object };
+    const { metadata, ...rest } = silverClaim(name) as { readonly metadata: object };
     await kubectl('cordon', fixture.cluster.nodes[1]?.name ?? '');
     await apply({ ...rest, metadata: { ...metadata, annotations } });
-    await using _ = await startAsAccount(fixture.cluster, config);
+    await using _ = await startControllerAsAccount(fixture.cluster, config);
     await apply(deployment(name, fixture.busybox));
     await kubectl('rollout', 'status', `deployment/${name}`, '--timeout=90s');
   }
   /** Kills the agent and the keeper of a node together, so that the mounts of its pods must be replaced. */
-  const loseMount = (): Promise<void> => killMountHolders(fixture, 0);
-  const lists = ['persistentvolumeclaims', 'persistentvolumes', 'storageclasses', 'stores', 'nodes'];
-  const followed = [...lists, 'csistoragecapacities', 'secrets stowage-tls', 'configmaps stowage-ca'];
+  const loseMount = (): Promise<void> => killKeeperAndAgent(fixture, 0);
+  const listedResources = ['persistentvolumeclaims', 'persistentvolumes', 'storageclasses', 'stores', 'nodes'];
+  const watchedResources = [...listedResources, 'csistoragecapacities', 'secrets stowage-tls', 'configmaps stowage-ca'];
 
   const rounds: readonly Round[] = [
-    { rights: followed.map((what) => `list ${what}`) },
-    { rights: [...followed, 'endpointslices stowage-leader', 'endpoints stowage'].map((what) => `watch ${what}`) },
+    { rights: watchedResources.map((what) => `list ${what}`) },
+    {
+      rights: [...watchedResources, 'endpointslices stowage-leader', 'endpoints stowage'].map(
+        (what) => `watch ${what}`,
+      ),
+    },
     { rights: ['get leases stowage-controller'] },
     { rights: ['create leases'], before: () => remove('lease', 'stowage-controller') },
     { rights: ['update leases stowage-controller'] },
@@ -187,7 +196,7 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
         await kubectl('delete', 'storageclass', 'gold');
         await merge(['store', 'silver', '--subresource=status'], { status: null });
         await apply(ghost);
-        await comes();
+        await createClaim();
       },
     },
     {
@@ -205,8 +214,8 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
         await remove('configmap', 'stowage-ca');
         await remove('csistoragecapacity', '--all');
         await merge(['store', 'local'], { spec: { storageClass: { reclaimPolicy: 'Retain' } } });
-        await goes(1);
-        await grow();
+        await deleteClaim(1);
+        await expandClaim();
         await apply(volumeOfMissingNode());
       },
     },
@@ -215,26 +224,29 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
       before: async () => {
         await remove('endpointslice/stowage-leader', 'endpoints/stowage');
         await remove('csistoragecapacity', '--all');
-        await goes(2);
+        await deleteClaim(2);
       },
     },
     {
       rights: ['update secrets stowage-tls', 'delete persistentvolumes', 'delete csistoragecapacities'],
       before: async () => {
         await remove('secret', 'stowage-tls');
-        await apply(secret('kubernetes.io/tls', { 'tls.crt': empty, 'tls.key': empty }), capacity('none-such'));
-        await goes(3);
+        await apply(
+          secret('kubernetes.io/tls', { 'tls.crt': invalidPem, 'tls.key': invalidPem }),
+          capacity('none-such'),
+        );
+        await deleteClaim(3);
       },
     },
     {
       rights: ['delete secrets stowage-tls', 'get persistentvolumeclaims', 'create persistentvolumes'],
       before: async () => {
         await remove('secret', 'stowage-tls');
-        await apply(secret('Opaque', { more: empty }), wanted('abandoned'));
+        await apply(secret('Opaque', { more: invalidPem }), silverClaim('abandoned'));
       },
       meanwhile: async (controller) => {
         // The volume exists, and the claim is deleted before the controller has written the PV.
-        await expect.poll(controller.output, wait).toMatch(/cannot create resource \\"persistentvolumes\\"/);
+        await expect.poll(controller.output, pollOptions).toMatch(/cannot create resource \\"persistentvolumes\\"/);
         await kubectl('delete', 'pvc', 'abandoned', '--wait=false');
       },
     },
@@ -242,15 +254,15 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
       rights: ['update configmaps stowage-ca', 'patch csistoragecapacities'],
       before: async () => {
         await remove('secret', 'stowage-tls');
-        const [name = ''] = (await own('get', 'csistoragecapacity', '--output=name')).split('\n');
-        await own('patch', name, '--type=merge', '--patch', JSON.stringify({ capacity: '1Ki' }));
+        const [name = ''] = (await ownKubectl('get', 'csistoragecapacity', '--output=name')).split('\n');
+        await ownKubectl('patch', name, '--type=merge', '--patch', JSON.stringify({ capacity: '1Ki' }));
       },
     },
     {
       rights: ['update endpointslices stowage-leader', 'update endpoints stowage'],
       before: async () => {
         await remove('endpointslice/stowage-leader', 'endpoints/stowage');
-        await apply(slice('IPv4', '10.1.2.3'), others);
+        await apply(slice('IPv4', '10.1.2.3'), foreignEndpoints);
       },
     },
     {
@@ -260,7 +272,7 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
         await apply(slice('IPv6', 'fd00::1'));
       },
       meanwhile: async (controller) => {
-        await expect.poll(controller.output, wait).toMatch(/cannot delete resource \\"endpointslices\\"/);
+        await expect.poll(controller.output, pollOptions).toMatch(/cannot delete resource \\"endpointslices\\"/);
         await controller.stop();
       },
     },
@@ -268,7 +280,7 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
     {
       rights: ['get endpointslices stowage-leader', 'get endpoints stowage'],
       meanwhile: async (controller) => {
-        await expect.poll(controller.output, wait).toContain('the Service points to this process');
+        await expect.poll(controller.output, pollOptions).toContain('the Service points to this process');
         await controller.stop();
       },
     },
@@ -277,7 +289,7 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
       rights: ['create subjectaccessreviews', 'patch configmaps stowage-nodes'],
       before: () => remove('configmap/stowage-nodes', 'endpointslice/stowage-leader'),
       meanwhile: async (controller) => {
-        await expect.poll(controller.output, wait).toContain('the Service points to this process');
+        await expect.poll(controller.output, pollOptions).toContain('the Service points to this process');
         await asViewer('/v1/stores');
       },
     },
@@ -285,16 +297,16 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
     { rights: ['create pods/eviction'], before: createEvictableApplication, meanwhile: loseMount },
   ];
 
-  const all = rightsOf('stowage-controller');
+  const controllerRights = rightsOf('stowage-controller');
   const find = (title: string): Right => {
-    const found = all.find((right) => titleOf(right) === title);
+    const found = controllerRights.find((right) => titleOf(right) === title);
     if (found === undefined) throw new Error(`there is no right '${title}'`);
     return found;
   };
 
   test('is removed in a test of this file or in another test', () => {
-    const taken = [...rounds.flatMap(({ rights }) => rights), ...testedElsewhere.controller];
-    expect([...new Set(taken)].sort()).toEqual(all.map(titleOf).sort());
+    const testedRights = [...rounds.flatMap(({ rights }) => rights), ...testedElsewhere.controller];
+    expect([...new Set(testedRights)].sort()).toEqual(controllerRights.map(titleOf).sort());
   });
 
   test.each(rounds.map((round) => [round.rights.join(', '), round] as const))(
@@ -304,11 +316,11 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
       await freeLease(fixture.cluster, namespace);
       await before?.();
       await using _taken = await roleWithout(fixture.cluster, rights);
-      await using controller = await startAsAccount(fixture.cluster, config);
-      const missed = (): readonly string[] =>
+      await using controller = await startControllerAsAccount(fixture.cluster, config);
+      const rightsWithoutError = (): readonly string[] =>
         rights.filter((right) => !controller.output().includes(refusalOf(right))).map(titleOf);
       await meanwhile?.(controller);
-      await expect.poll(missed, wait).toEqual([]);
+      await expect.poll(rightsWithoutError, pollOptions).toEqual([]);
     },
     400_000,
   );
@@ -320,13 +332,14 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
       expect(rights.length).toBe(3);
       await using _taken = await roleWithout(fixture.cluster, rights);
       const agents = ['--selector=app.kubernetes.io/component=agent', '--field-selector=spec.nodeName=node-2'];
-      await own('delete', 'pod', ...agents, '--wait');
-      const output = (): Promise<string> => own('logs', ...agents.slice(0, 1), '--tail=-1', '--prefix').catch(String);
-      const missed = async (): Promise<readonly string[]> => {
-        const said = await output();
-        return rights.filter((right) => !said.includes(refusalOf(right))).map(titleOf);
+      await ownKubectl('delete', 'pod', ...agents, '--wait');
+      const output = (): Promise<string> =>
+        ownKubectl('logs', ...agents.slice(0, 1), '--tail=-1', '--prefix').catch(String);
+      const rightsWithoutError = async (): Promise<readonly string[]> => {
+        const log = await output();
+        return rights.filter((right) => !log.includes(refusalOf(right))).map(titleOf);
       };
-      await expect.poll(missed, wait).toEqual([]);
+      await expect.poll(rightsWithoutError, pollOptions).toEqual([]);
     },
     90_000,
   );
@@ -335,7 +348,7 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
     expect([...new Set(rightsOf('stowage-agent').map(({ verb }) => verb))].sort()).toEqual(['list', 'watch']);
   });
 
-  test('for a Secret with a certificate of the administrator is to read that Secret', async () => {
+  test('is needed to read a Secret with the administrator’s certificate', async () => {
     const { cert, key } = makeCredential(serverNames(namespace), Date.now());
     const [crt, secretKey] = [cert, key].map((text) => Buffer.from(text).toString('base64'));
     await apply({
@@ -347,17 +360,17 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
     });
     await fixture.helm('upgrade', 'stowage', chart, '--reuse-values', '--set', 'tls.secretName=given');
     const start = async () => {
-      await own('delete', 'lease/stowage-controller', 'endpointslice/stowage-leader', '--ignore-not-found');
-      return await startAsAccount(fixture.cluster, config, '--tls-secret', 'given');
+      await ownKubectl('delete', 'lease/stowage-controller', 'endpointslice/stowage-leader', '--ignore-not-found');
+      return await startControllerAsAccount(fixture.cluster, config, '--tls-secret', 'given');
     };
     const right = { role: 'stowage-controller', where: 'own', resource: 'secrets', names: 'given' } as const;
     for (const verb of ['list', 'watch']) {
       await using _taken = await roleWithout(fixture.cluster, [{ ...right, verb }]);
       await using controller = await start();
-      await expect.poll(controller.output, wait).toContain(refusalOf({ ...right, verb }));
+      await expect.poll(controller.output, pollOptions).toContain(refusalOf({ ...right, verb }));
     }
     await using controller = await start();
-    await expect.poll(controller.output, wait).toContain('the Service points to this process');
+    await expect.poll(controller.output, pollOptions).toContain('the Service points to this process');
     expect(controller.output()).not.toMatch(/cannot \w+ resource \\"secrets/);
   }, 200_000);
 });

@@ -46,10 +46,10 @@ interface Role {
   readonly rules: readonly Rule[];
 }
 
-const isIn = ({ resource, names }: Right, { resources, resourceNames = [] }: Rule): boolean =>
+const isGrantedBy = ({ resource, names }: Right, { resources, resourceNames = [] }: Rule): boolean =>
   resources.includes(resource) && resourceNames.join(',') === names;
 
-/** Removes rights from a role. Disposing of the result restores them. */
+/** Removes rights from a role. Disposing of the result restores the rights. */
 export async function roleWithout(cluster: Cluster, rights: readonly Right[]): Promise<AsyncDisposable> {
   const before: Role[] = [];
   for (const [where, kind] of [
@@ -59,14 +59,16 @@ export async function roleWithout(cluster: Cluster, rights: readonly Right[]): P
     const [first] = rights.filter((right) => right.where === where);
     if (first === undefined) continue;
     const role: Role = JSON.parse(await cluster.kubectl('get', ...kind, first.role, '--output=json'));
-    const missing = rights.filter((right) => right.where === where && !role.rules.some((rule) => isIn(right, rule)));
+    const missing = rights.filter(
+      (right) => right.where === where && !role.rules.some((rule) => isGrantedBy(right, rule)),
+    );
     if (missing.length > 0) throw new Error(`the role lacks ${missing.map(titleOf).join(', ')}`);
     before.push(role);
     const rules = role.rules.flatMap((rule) => {
-      const gone = new Set(
-        rights.filter((right) => right.where === where && isIn(right, rule)).map(({ verb }) => verb),
+      const removedVerbs = new Set(
+        rights.filter((right) => right.where === where && isGrantedBy(right, rule)).map(({ verb }) => verb),
       );
-      const verbs = rule.verbs.filter((verb) => !gone.has(verb));
+      const verbs = rule.verbs.filter((verb) => !removedVerbs.has(verb));
       return verbs.length === 0 ? [] : [{ ...rule, verbs }];
     });
     await cluster.apply({ ...role, rules });

@@ -7,10 +7,9 @@ import { type ControllerRegistry, readRegistry, registryAnnotation } from '#app/
 import { needs } from '#testbed/needs.ts';
 import type { Lease } from '#wire/kube/types.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
-import { usingPod } from './agent-objects.ts';
-import { expectedOf, outcomesOf, withAllRights } from './chart-accounts.ts';
+import { podWithVolume } from './agent-objects.ts';
+import { expectedOutcomes, grantAllRights, runAttempts } from './chart-accounts.ts';
 import { agentWithAllRights, controllerAttempts, controllerWithAllRights, foreignObjects } from './chart-attempts.ts';
-import { type CheckOutcome, checkerAccount, checkFrom, idlePod } from './chart-checks.ts';
 import {
   type ChartFixture,
   chart,
@@ -20,19 +19,20 @@ import {
   serviceMonitors,
   startChartFixture,
 } from './chart-fixture.ts';
-import { type EmbeddedServer, embeddedServer } from './chart-nfs.ts';
+import { type EmbeddedServer, embeddedServer } from './embedded-nfs-server.ts';
 import { appendLines, type LineWriters, lineWriters } from './line-writers.ts';
 import { type PrivateFiler, startPrivateFiler } from './private-filer.ts';
+import { type CheckOutcome, checkerAccount, checkFrom, idlePod } from './store-check.ts';
 
 const { signal } = new AbortController();
-const wait = { interval: 250, timeout: 90_000 };
+const pollOptions = { interval: 250, timeout: 90_000 };
 const longTimeoutMs = 600_000;
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
 
 describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   let fixture: ChartFixture;
   let filer: Filer;
-  let inPrivate: PrivateFiler;
+  let privateFiler: PrivateFiler;
   let kubectl: ChartFixture['cluster']['kubectl'];
   let values: string;
   let writers: LineWriters;
@@ -45,35 +45,38 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     server = embeddedServer(fixture);
     writers = lineWriters(fixture);
     filer = await startFiler(fixture.cluster, signal);
-    inPrivate = await startPrivateFiler(fixture.cluster, signal);
+    privateFiler = await startPrivateFiler(fixture.cluster, signal);
     values = join(fixture.cluster.folder, 'values.json');
     const silver = { name: 'silver', ...filer.spec, storageClass: {} };
     const embeddedNFS = { enabled: true, tls: { enabled: true }, volume: { size: '1Gi' } };
-    const stores = [silver, { name: 'private', ...inPrivate.spec, storageClass: {} }];
+    const stores = [silver, { name: 'private', ...privateFiler.spec, storageClass: {} }];
     const monitoring = { enabled: true };
-    await writeFile(values, JSON.stringify({ embeddedNFS, monitoring, stores, storeSecrets: [inPrivate.secretName] }));
+    await writeFile(
+      values,
+      JSON.stringify({ embeddedNFS, monitoring, stores, storeSecrets: [privateFiler.secretName] }),
+    );
     await fixture.cluster.apply(serviceMonitors);
     await kubectl('wait', '--for=condition=Established', 'crd/servicemonitors.monitoring.coreos.com', '--timeout=30s');
   }, 400_000);
   afterAll(async () => {
     await filer?.[Symbol.asyncDispose]();
-    await inPrivate?.[Symbol.asyncDispose]();
+    await privateFiler?.[Symbol.asyncDispose]();
     await fixture?.[Symbol.asyncDispose]();
   }, 60_000);
 
   const withTag = (tag: string): readonly string[] => ['--values', values, '--set', `image.tag=${tag}`];
-  const rolledOut = async (): Promise<void> => {
-    const all = ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'];
-    for (const one of [...all, 'statefulset/stowage-nfs'])
-      await fixture.own('rollout', 'status', one, '--timeout=120s');
+  const waitForRollouts = async (): Promise<void> => {
+    const workloads = ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'];
+    for (const workload of [...workloads, 'statefulset/stowage-nfs'])
+      await fixture.namespacedKubectl('rollout', 'status', workload, '--timeout=120s');
   };
   const pod = (name: string, node: number, volume: string, script = 'sleep 100000'): object =>
-    usingPod({ name, volume, script, node: fixture.cluster.nodes[node]?.name ?? '', image: fixture.busybox });
-  const ready = (...names: readonly string[]): Promise<string> =>
+    podWithVolume({ name, volume, script, node: fixture.cluster.nodes[node]?.name ?? '', image: fixture.busybox });
+  const waitUntilReady = (...names: readonly string[]): Promise<string> =>
     kubectl('wait', '--for=condition=Ready', '--timeout=120s', ...names.map((name) => `pod/${name}`));
   const exec = (name: string, script: string): Promise<string> => kubectl('exec', name, '--', 'sh', '-c', script);
-  const images = (): Promise<string> =>
-    fixture.own(
+  const runningImages = (): Promise<string> =>
+    fixture.namespacedKubectl(
       'get',
       'pods',
       '--field-selector=status.phase=Running',
@@ -84,10 +87,10 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     'is installed, and all pods become ready',
     async () => {
       await kubectl('create', 'namespace', namespace);
-      await fixture.cluster.apply(inPrivate.secret(namespace));
+      await fixture.cluster.apply(privateFiler.secret(namespace));
       await fixture.helm('install', 'stowage', chart, ...withTag('testbed'));
       await fixture.registerInDns();
-      await rolledOut();
+      await waitForRollouts();
       certificates = await server.certificates();
       const status = (): Promise<string> =>
         kubectl(
@@ -95,7 +98,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
           'stores',
           '--output=jsonpath={range .items[*]}{.metadata.name}={.status.conditions[?(@.type=="Ready")].status} {end}',
         );
-      await expect.poll(status, wait).toBe('local=True network=True private=True silver=True');
+      await expect.poll(status, pollOptions).toBe('local=True network=True private=True silver=True');
       const classes = await kubectl(
         'get',
         'storageclasses',
@@ -104,8 +107,13 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       expect(classes).toBe(
         'local=local.stowage.dev,WaitForFirstConsumer network=file.stowage.dev,Immediate private=file.stowage.dev,Immediate silver=file.stowage.dev,Immediate stowage-nfs=local.stowage.dev,WaitForFirstConsumer',
       );
-      const made = await fixture.own('get', 'servicemonitors,networkpolicies,poddisruptionbudgets', '--output=name');
-      for (const kind of ['servicemonitor', 'networkpolicy', 'poddisruptionbudget']) expect(made).toContain(kind);
+      const objectNames = await fixture.namespacedKubectl(
+        'get',
+        'servicemonitors,networkpolicies,poddisruptionbudgets',
+        '--output=name',
+      );
+      for (const kind of ['servicemonitor', 'networkpolicy', 'poddisruptionbudget'])
+        expect(objectNames).toContain(kind);
     },
     longTimeoutMs,
   );
@@ -115,13 +123,13 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       const monitor = ['get', 'servicemonitor', `stowage-${component}`];
       const part =
         '--output=jsonpath={.spec.selector.matchLabels.app\\.kubernetes\\.io/component} {.spec.endpoints[0].port}';
-      const [chosen, port] = (await fixture.own(...monitor, part)).split(' ');
-      const which = [
+      const [chosen, port] = (await fixture.namespacedKubectl(...monitor, part)).split(' ');
+      const options = [
         '--selector',
         `app.kubernetes.io/component=${chosen}`,
         '--output=jsonpath={.items[*].metadata.name}',
       ];
-      const services = await fixture.own('get', 'services', ...which);
+      const services = await fixture.namespacedKubectl('get', 'services', ...options);
       expect(services).toBe(`stowage-${component}-metrics`);
       const path = `/api/v1/namespaces/${namespace}/services/${services}:${port}/proxy/metrics`;
       expect(await kubectl('get', '--raw', path)).toContain('stowage_info');
@@ -132,19 +140,19 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     'elects another leader when the leader’s container is killed, and the new leader knows that the old process is dead',
     async () => {
       const lease = async (): Promise<Lease> =>
-        JSON.parse(await fixture.own('get', 'lease/stowage-controller', '--output=json'));
+        JSON.parse(await fixture.namespacedKubectl('get', 'lease/stowage-controller', '--output=json'));
       const processes = async (): Promise<ControllerRegistry> =>
         readRegistry((await lease()).metadata.annotations?.[registryAnnotation]);
       const [leader] = (await processes()).processes;
       expect((await lease()).spec?.holderIdentity).toContain(leader?.pod?.name);
       await killContainer(fixture, leader?.pod?.name ?? '');
       // The next process in that container reports it.
-      await expect.poll(async () => (await processes()).dead, wait).toContain(leader?.mark);
-      const leads = async (): Promise<string | undefined> => (await processes()).processes[0]?.pod?.name;
+      await expect.poll(async () => (await processes()).dead, pollOptions).toContain(leader?.mark);
+      const leaderPod = async (): Promise<string | undefined> => (await processes()).processes[0]?.pod?.name;
       await expect
-        .poll(async () => (await lease()).spec?.holderIdentity?.startsWith(`${await leads()}_`), wait)
+        .poll(async () => (await lease()).spec?.holderIdentity?.startsWith(`${await leaderPod()}_`), pollOptions)
         .toBe(true);
-      await rolledOut();
+      await waitForRollouts();
     },
     longTimeoutMs,
   );
@@ -158,7 +166,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
         pod('own', 0, 'own', appendLines),
         pod('remote', 1, 'remote', appendLines),
       );
-      await ready('own', 'remote');
+      await waitUntilReady('own', 'remote');
       await writers.expectProgress('own', 'remote');
     },
     longTimeoutMs,
@@ -172,10 +180,10 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
         pod('writer', 0, 'shared', appendLines),
         pod('reader', 1, 'shared'),
       );
-      await ready('writer', 'reader');
-      await expect.poll(() => writers.lines('reader'), wait).toBeGreaterThan(3);
+      await waitUntilReady('writer', 'reader');
+      await expect.poll(() => writers.lines('reader'), pollOptions).toBeGreaterThan(3);
       await exec('reader', 'echo back >/data/back && sync');
-      await expect.poll(() => exec('writer', 'cat /data/back').catch(String), wait).toBe('back');
+      await expect.poll(() => exec('writer', 'cat /data/back').catch(String), pollOptions).toBe('back');
     },
     longTimeoutMs,
   );
@@ -184,27 +192,27 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     'has an embedded NFS server that requires certificates, and the certificate for mounts can’t open a directory by path',
     async () => {
       const paths = ['/export', '/export/.stowage'];
-      const each = (outcome: unknown) => Object.fromEntries(paths.map((path) => [path, outcome]));
-      expect(await server.mountPaths('client', ...paths)).toEqual(each('mounted'));
-      expect(await server.mountPaths('mount', ...paths)).toEqual(each('ACCES'));
-      expect(await server.mountPaths('plain', ...paths)).toEqual(each('denied'));
-      expect(await server.mountPaths('nothing', ...paths)).toEqual(each('tls'));
+      const forEachPath = (outcome: unknown) => Object.fromEntries(paths.map((path) => [path, outcome]));
+      expect(await server.mountPaths('client', ...paths)).toEqual(forEachPath('mounted'));
+      expect(await server.mountPaths('mount', ...paths)).toEqual(forEachPath('ACCES'));
+      expect(await server.mountPaths('plain', ...paths)).toEqual(forEachPath('denied'));
+      expect(await server.mountPaths('nothing', ...paths)).toEqual(forEachPath('tls'));
     },
     longTimeoutMs,
   );
 
   test('renews the certificate of the embedded NFS server for a new address, and keeps the clients’ certificates', async () => {
     const words = ['template', 'stowage', chart, '--dry-run=server', '--kube-version=1.30.0'];
-    const other = ['--show-only=templates/nfs.yaml', '--set', 'embeddedNFS.clusterIP=10.96.7.7'];
-    const text = await fixture.helm(...words, ...withTag('testbed'), ...other);
-    const things = parseAllDocuments(text).map((document) => document.toJS());
-    const data: Readonly<Record<string, string>> = things.find(({ kind }) => kind === 'Secret').data;
+    const templateOptions = ['--show-only=templates/nfs.yaml', '--set', 'embeddedNFS.clusterIP=10.96.7.7'];
+    const text = await fixture.helm(...words, ...withTag('testbed'), ...templateOptions);
+    const objects = parseAllDocuments(text).map((document) => document.toJS());
+    const data: Readonly<Record<string, string>> = objects.find(({ kind }) => kind === 'Secret').data;
     const texts = Object.entries(data).map(([key, value]) => [key, Buffer.from(value, 'base64').toString()] as const);
     const changed = texts.filter(([key, value]) => certificates[key] !== value).map(([key]) => key);
     expect(changed.sort()).toEqual(['host', 'server.crt', 'server.key']);
-    const made = new X509Certificate(Object.fromEntries(texts)['server.crt'] ?? '');
-    expect(made.checkIP('10.96.7.7')).toBe('10.96.7.7');
-    expect(made.verify(new X509Certificate(certificates['ca.crt'] ?? '').publicKey)).toBe(true);
+    const certificate = new X509Certificate(Object.fromEntries(texts)['server.crt'] ?? '');
+    expect(certificate.checkIP('10.96.7.7')).toBe('10.96.7.7');
+    expect(certificate.verify(new X509Certificate(certificates['ca.crt'] ?? '').publicKey)).toBe(true);
   });
 
   test('refuses a Secret for the embedded NFS server without a certificate for mounts', async () => {
@@ -213,13 +221,13 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     const secret = { apiVersion: 'v1', kind: 'Secret', metadata: { name: 'half-nfs-tls', namespace }, stringData };
     await fixture.cluster.apply(secret);
     const words = ['template', 'stowage', chart, '--dry-run=server', '--kube-version=1.30.0'];
-    const named = ['--set', 'embeddedNFS.tls.secretName=half-nfs-tls'];
-    await expect(fixture.helm(...words, ...withTag('testbed'), ...named)).rejects.toThrow(
+    const secretOptions = ['--set', 'embeddedNFS.tls.secretName=half-nfs-tls'];
+    await expect(fixture.helm(...words, ...withTag('testbed'), ...secretOptions)).rejects.toThrow(
       'the Secret half-nfs-tls (embeddedNFS.tls.secretName) lacks mount.crt.',
     );
     await fixture.cluster.apply({ ...secret, stringData: { ...stringData, 'mount.crt': certificates['mount.crt'] } });
-    await fixture.helm(...words, ...withTag('testbed'), ...named);
-    await fixture.own('delete', 'secret', 'half-nfs-tls');
+    await fixture.helm(...words, ...withTag('testbed'), ...secretOptions);
+    await fixture.namespacedKubectl('delete', 'secret', 'half-nfs-tls');
   });
 
   test(
@@ -229,16 +237,16 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
         claim({ name: 'private', storageClassName: 'private', mode: 'ReadWriteMany' }),
         pod('private', 0, 'private'),
       );
-      await ready('private');
+      await waitUntilReady('private');
       expect(await exec('private', 'echo text >/data/file && cat /data/file')).toBe('text');
-      expect(await inPrivate.contentsOf('file')).toEqual(['text\n']);
+      expect(await privateFiler.contentsOf('file')).toEqual(['text\n']);
       const logs = await Promise.all([
         kubectl('get', 'stores,persistentvolumes,pods,daemonsets,deployments', '--all-namespaces', '--output=yaml'),
-        fixture.own('logs', '--selector=app.kubernetes.io/name=stowage', '--tail=-1'),
+        fixture.namespacedKubectl('logs', '--selector=app.kubernetes.io/name=stowage', '--tail=-1'),
       ]);
-      for (const text of logs) expect(text).not.toContain(inPrivate.keyFragment);
+      for (const text of logs) expect(text).not.toContain(privateFiler.keyFragment);
       await kubectl('delete', 'pod/private', 'pvc/private', '--timeout=60s');
-      await expect.poll(() => inPrivate.contentsOf('file'), wait).toEqual([]);
+      await expect.poll(() => privateFiler.contentsOf('file'), pollOptions).toEqual([]);
     },
     longTimeoutMs,
   );
@@ -247,8 +255,8 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     'refuses pods with user namespaces, and the error says so',
     async () => {
       const node = fixture.cluster.nodes[0]?.name ?? '';
-      const about = { name: 'own-users', volume: 'shared', script: 'sleep 100000', node, image: fixture.busybox };
-      await fixture.cluster.apply(usingPod({ ...about, more: { hostUsers: false } }));
+      const options = { name: 'own-users', volume: 'shared', script: 'sleep 100000', node, image: fixture.busybox };
+      await fixture.cluster.apply(podWithVolume({ ...options, more: { hostUsers: false } }));
       const events = (): Promise<string> =>
         kubectl(
           'get',
@@ -256,7 +264,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
           '--field-selector=involvedObject.name=own-users,reason=FailedMount',
           '--output=jsonpath={.items[*].message}',
         );
-      await expect.poll(events, wait).toContain("pod 'default/own-users' has a user namespace");
+      await expect.poll(events, pollOptions).toContain("pod 'default/own-users' has a user namespace");
       await kubectl('delete', 'pod', 'own-users', '--timeout=60s');
     },
     longTimeoutMs,
@@ -270,22 +278,22 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
         ...(await checkerAccount()),
         ...[first, second].map((node, at) => idlePod(`idle-${at}`, node?.name ?? '', fixture.busybox)),
       );
-      await ready('idle-0', 'idle-1');
+      await waitUntilReady('idle-0', 'idle-1');
       const check = async (from: string): Promise<CheckOutcome> => await checkFrom(fixture, 'silver', from);
       // On a busy machine, the check may exceed its own deadlines.
       for (const name of ['idle-0', 'idle-1'])
         await expect
-          .poll(() => check(`pod:default/${name}`), wait)
+          .poll(() => check(`pod:default/${name}`), pollOptions)
           .toMatchObject({ status: 0, body: { ok: true, from: `pod:default/${name}` } });
       // A pod with hostNetwork.
-      const agent = await fixture.own(
+      const agent = await fixture.namespacedKubectl(
         'get',
         'pods',
         '--selector=app.kubernetes.io/component=agent',
         '--output=jsonpath={.items[0].metadata.name}',
       );
       await expect
-        .poll(() => check(`pod:${namespace}/${agent}`), wait)
+        .poll(() => check(`pod:${namespace}/${agent}`), pollOptions)
         .toMatchObject({ status: 0, body: { ok: true } });
       // Blocks the outgoing traffic of this pod only.
       const address = await kubectl('get', 'pod', 'idle-1', '--output=jsonpath={.status.podIP}');
@@ -294,18 +302,18 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
         '-c',
         `for at in /run/netns/*; do if nsenter --net=$at ip -o address | grep -q ' ${address}/'; then nsenter --net=$at ip route del default; fi; done`,
       );
-      const failed = async (): Promise<string | undefined> =>
+      const failedStep = async (): Promise<string | undefined> =>
         (await check('pod:default/idle-1')).body.steps?.find(({ ok }) => !ok)?.step;
-      await expect.poll(failed, wait).toBe('connect');
+      await expect.poll(failedStep, pollOptions).toBe('connect');
       expect(await check('pod:default/idle-1')).toMatchObject({ status: 1, body: { ok: false } });
-      await expect.poll(() => check('pod:default/idle-0'), wait).toMatchObject({ status: 0 });
+      await expect.poll(() => check('pod:default/idle-0'), pollOptions).toMatchObject({ status: 0 });
       expect(await check('pod:default/nobody')).toMatchObject({
         stderr: expect.stringContaining("there is no pod 'default/nobody', or you may not read it"),
       });
       // Without the right to get pods, the error doesn't reveal whether a pod exists.
       await kubectl('patch', 'clusterrole', 'checker', '--type=json', '--patch=[{"op":"remove","path":"/rules/2"}]');
       await expect
-        .poll(() => check('pod:default/idle-0'), wait)
+        .poll(() => check('pod:default/idle-0'), pollOptions)
         .toMatchObject({ stderr: expect.stringContaining("there is no pod 'default/idle-0', or you may not read it") });
       expect(await check('container:web')).toMatchObject({ stderr: expect.stringContaining('only from pods') });
       await kubectl('delete', 'pod', 'idle-0', 'idle-1', '--timeout=60s');
@@ -316,10 +324,12 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   test(
     'limits each account to its own objects',
     async () => {
-      await expect.poll(() => fixture.own('get', 'configmaps', '--output=name'), wait).toContain('stowage-nodes');
+      await expect
+        .poll(() => fixture.namespacedKubectl('get', 'configmaps', '--output=name'), pollOptions)
+        .toContain('stowage-nodes');
       await using _ = await foreignObjects(fixture);
       const attempts = await controllerAttempts(fixture);
-      expect(await outcomesOf(fixture, 'controller', attempts)).toEqual(expectedOf(attempts));
+      expect(await runAttempts(fixture, 'controller', attempts)).toEqual(expectedOutcomes(attempts));
       const agent = `--as=system:serviceaccount:${namespace}:stowage-agent`;
       await expect(kubectl('get', 'secrets', '--all-namespaces', agent)).rejects.toThrow('forbidden');
       // The policy applies even to an account with all rights.
@@ -327,8 +337,8 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
         ['controller', controllerWithAllRights] as const,
         ['agent', agentWithAllRights] as const,
       ]) {
-        await using _all = await withAllRights(fixture, name);
-        await expect.poll(() => outcomesOf(fixture, name, more), wait).toEqual(expectedOf(more));
+        await using _all = await grantAllRights(fixture, name);
+        await expect.poll(() => runAttempts(fixture, name, more), pollOptions).toEqual(expectedOutcomes(more));
       }
     },
     longTimeoutMs,
@@ -336,8 +346,8 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
 
   test('says what to do when the Store CRD is too old', async () => {
     await kubectl('annotate', 'crd', 'stores.stowage.dev', 'stowage.dev/schema=0', '--overwrite');
-    const said = await fixture.helm('upgrade', 'stowage', chart, ...withTag('testbed')).catch(String);
-    expect(said).toContain('helm show crds CHART | kubectl apply --server-side --force-conflicts -f -');
+    const error = await fixture.helm('upgrade', 'stowage', chart, ...withTag('testbed')).catch(String);
+    expect(error).toContain('helm show crds CHART | kubectl apply --server-side --force-conflicts -f -');
     const definitions = ['--server-side', '--force-conflicts', '--filename', join(chart, 'crds')];
     await kubectl('apply', ...definitions);
   });
@@ -346,13 +356,17 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     'is upgraded and rolled back while pods write without errors',
     async () => {
       await fixture.helm('upgrade', 'stowage', chart, ...withTag('next'), '--set', 'logLevel=debug');
-      await rolledOut();
+      await waitForRollouts();
       expect(await server.certificates()).toEqual(certificates);
-      await expect.poll(async () => new Set((await images()).split(' ')), wait).toEqual(new Set(['stowage:next']));
+      await expect
+        .poll(async () => new Set((await runningImages()).split(' ')), pollOptions)
+        .toEqual(new Set(['stowage:next']));
       await writers.expectProgress('own', 'remote', 'writer');
       await fixture.helm('rollback', 'stowage');
-      await rolledOut();
-      await expect.poll(async () => new Set((await images()).split(' ')), wait).toEqual(new Set(['stowage:testbed']));
+      await waitForRollouts();
+      await expect
+        .poll(async () => new Set((await runningImages()).split(' ')), pollOptions)
+        .toEqual(new Set(['stowage:testbed']));
       await writers.expectRunning('own', 'remote', 'writer', 'reader');
       await writers.expectProgress('own', 'remote', 'writer');
       await writers.expectWholeLogs('own', 'remote', 'writer');
@@ -368,13 +382,13 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await expect
         .poll(
           () =>
-            fixture.own(
+            fixture.namespacedKubectl(
               'get',
               'pods',
               '--selector=app.kubernetes.io/component in (controller, agent)',
               '--output=name',
             ),
-          wait,
+          pollOptions,
         )
         .toBe('');
       expect(await kubectl('get', 'stores', '--output=jsonpath={.items[*].metadata.name}')).toBe(
@@ -385,7 +399,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await writers.expectProgress('own', 'remote', 'writer');
       await fixture.helm('install', 'stowage', chart, ...withTag('testbed'));
       await fixture.registerInDns();
-      await rolledOut();
+      await waitForRollouts();
       expect(await server.certificates()).toEqual(certificates);
       await writers.expectRunning('own', 'remote', 'writer', 'reader');
       await writers.expectProgress('own', 'remote', 'writer');
@@ -395,13 +409,13 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await expect
         .poll(
           () =>
-            fixture.own(
+            fixture.namespacedKubectl(
               'get',
               'pods',
               '--selector=app.kubernetes.io/component=keeper',
               '--output=jsonpath={.items[*].metadata.deletionTimestamp}',
             ),
-          wait,
+          pollOptions,
         )
         .toBe('');
     },
@@ -414,7 +428,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await kubectl('delete', 'pod', 'own', 'remote', 'writer', 'reader', '--timeout=90s');
       await kubectl('delete', 'pvc', 'own', 'remote', 'shared', '--timeout=60s');
       await expect
-        .poll(() => kubectl('get', 'pv', '--output=jsonpath={.items[*].spec.claimRef.name}'), wait)
+        .poll(() => kubectl('get', 'pv', '--output=jsonpath={.items[*].spec.claimRef.name}'), pollOptions)
         .toBe('stowage-nfs');
     },
     longTimeoutMs,
@@ -423,12 +437,12 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   test(
     'keeps the disk of the embedded NFS server when its claim is deleted',
     async () => {
-      await fixture.own('delete', 'statefulset/stowage-nfs', 'pvc/stowage-nfs', '--timeout=90s');
+      await fixture.namespacedKubectl('delete', 'statefulset/stowage-nfs', 'pvc/stowage-nfs', '--timeout=90s');
       const disk = (about: string): Promise<string> => kubectl('get', 'pv', `--output=jsonpath={.items[*].${about}}`);
-      await expect.poll(() => disk('status.phase'), wait).toBe('Released');
+      await expect.poll(() => disk('status.phase'), pollOptions).toBe('Released');
       const name = await disk('metadata.name');
-      const look = `ls -d /var/lib/stowage/stores/local/${name}/export 2>/dev/null || :`;
-      const found = await Promise.all(fixture.cluster.nodes.map(({ inside }) => inside('sh', '-c', look)));
+      const listScript = `ls -d /var/lib/stowage/stores/local/${name}/export 2>/dev/null || :`;
+      const found = await Promise.all(fixture.cluster.nodes.map(({ inside }) => inside('sh', '-c', listScript)));
       expect(found.join('')).toContain('/export');
     },
     longTimeoutMs,

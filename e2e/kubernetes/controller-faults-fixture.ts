@@ -11,10 +11,10 @@ import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
 import { claims, persistentVolumes, type Resource } from '#wire/kube/resources.ts';
 import type { KubeObject, PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
-import { freeLease, type RunningController, startController } from './controllers.ts';
+import { freeLease, type RunningController, startController } from './controller-process.ts';
 
 const namespace = 'default';
-const inFlight = 32;
+const maxInFlight = 32;
 
 /** A cluster, an NFS server, and a store `silver` on it with its class. */
 export interface ControllerFaultsFixture extends AsyncDisposable {
@@ -37,7 +37,7 @@ export interface ControllerFaultsFixture extends AsyncDisposable {
   /** Everything that is left on the store and in the cluster. */
   leftovers(): Promise<readonly string[]>;
   /** The messages of an object's Events. */
-  notes(name: string): Promise<string>;
+  eventMessages(name: string): Promise<string>;
 }
 
 export async function startControllerFaultsFixture(signal: AbortSignal): Promise<ControllerFaultsFixture> {
@@ -62,12 +62,12 @@ export async function startControllerFaultsFixture(signal: AbortSignal): Promise
   });
   const clock = systemClock();
   const access = await kubeAccess({ kubeconfig: cluster.kubeconfig, env: process.env, clock });
-  const client = stack.use(createKubeClient({ access, clock, userAgent: 'e2e', maxSockets: inFlight }));
+  const client = stack.use(createKubeClient({ access, clock, userAgent: 'e2e', maxSockets: maxInFlight }));
   const running: RunningController[] = [];
   stack.defer(async () => {
-    for (const one of running) await one.kill();
+    for (const controller of running) await controller.kill();
   });
-  const all = stack.move();
+  const resources = stack.move();
   /**
    * Includes the volumes' records, but not the store's own files: a controller that is killed during its write check
    * leaves a file among them.
@@ -77,19 +77,19 @@ export async function startControllerFaultsFixture(signal: AbortSignal): Promise
     cluster,
     nfs,
     start: (...more) => {
-      const one = startController(cluster, join(folder, `state-${running.length}`), ...more);
-      running.push(one);
-      return one;
+      const controller = startController(cluster, join(folder, `state-${running.length}`), ...more);
+      running.push(controller);
+      return controller;
     },
     killAll: async () => {
-      for (const one of running.splice(0)) await one.kill();
+      for (const controller of running.splice(0)) await controller.kill();
       await freeLease(cluster);
     },
     create: (names) => forEachInParallel(names, (name) => client.create(claims, aClaim(name), signal)),
     remove: (names) =>
       forEachInParallel(names, (name) => ignoreNotFound(client.delete(claims, { namespace, name }, {}, signal))),
-    claims: () => listed(client, claims, signal),
-    volumes: () => listed(client, persistentVolumes, signal),
+    claims: () => listAll(client, claims, signal),
+    volumes: () => listAll(client, persistentVolumes, signal),
     volumesOnStore: () => entries().filter((name) => !name.endsWith('.meta')),
     heldLocks: () => {
       const locks = join(exported, '.stowage', 'locks');
@@ -102,17 +102,20 @@ export async function startControllerFaultsFixture(signal: AbortSignal): Promise
       );
     },
     leftovers: async () => {
-      const objects = [...(await listed(client, claims, signal)), ...(await listed(client, persistentVolumes, signal))];
+      const objects = [
+        ...(await listAll(client, claims, signal)),
+        ...(await listAll(client, persistentVolumes, signal)),
+      ];
       return [...entries(), ...objects.map(({ metadata }) => metadata.name ?? '')];
     },
-    notes: (name) =>
+    eventMessages: (name) =>
       cluster.kubectl(
         'get',
         'events',
         `--field-selector=involvedObject.name=${name}`,
         '--output=jsonpath={.items[*].message}',
       ),
-    [Symbol.asyncDispose]: () => all.disposeAsync(),
+    [Symbol.asyncDispose]: () => resources.disposeAsync(),
   };
 }
 
@@ -126,11 +129,11 @@ const aClaim = (name: string): PersistentVolumeClaim => ({
 });
 
 async function forEachInParallel(names: readonly string[], work: (name: string) => Promise<unknown>): Promise<void> {
-  let at = 0;
+  let next = 0;
   const worker = async (): Promise<void> => {
-    while (at < names.length) await work(names[at++] ?? '');
+    while (next < names.length) await work(names[next++] ?? '');
   };
-  await Promise.all(Array.from({ length: inFlight }, worker));
+  await Promise.all(Array.from({ length: maxInFlight }, worker));
 }
 
 async function ignoreNotFound(deleting: Promise<void>): Promise<void> {
@@ -139,7 +142,7 @@ async function ignoreNotFound(deleting: Promise<void>): Promise<void> {
   });
 }
 
-async function listed<T extends KubeObject>(
+async function listAll<T extends KubeObject>(
   client: KubeClient,
   resource: Resource<T>,
   signal: AbortSignal,

@@ -9,11 +9,11 @@ export interface HealthFixture extends ChartFixture {
    * Creates a Deployment and a claim of the same name. Its only pod writes; it starts on that node, and may be
    * rescheduled to another one.
    */
-  application(name: string, node: number, annotations?: Readonly<Record<string, string>>): Promise<void>;
+  createApplication(name: string, node: number, annotations?: Readonly<Record<string, string>>): Promise<void>;
   /** Runs a script in the application's pod. */
   exec(name: string, script: string): Promise<string>;
   /** The node of the ready pod. */
-  runsOn(name: string): Promise<string>;
+  nodeOf(name: string): Promise<string>;
   nodeName(node: number): string;
   /** The Events of an object, newest last. */
   eventsOf(name: string): Promise<string>;
@@ -26,36 +26,38 @@ export const pollOptions = { interval: 500, timeout: 150_000 };
 export const longTimeoutMs = 400_000;
 
 export async function startHealthFixture(signal: AbortSignal): Promise<HealthFixture> {
-  await using parts = new AsyncDisposableStack();
-  const fixture = parts.use(await startChartFixture(signal));
+  await using stack = new AsyncDisposableStack();
+  const fixture = stack.use(await startChartFixture(signal));
   const { cluster } = fixture;
-  const filer = parts.use(await startFiler(cluster, signal));
+  const filer = stack.use(await startFiler(cluster, signal));
   const store = { name: 'files', ...filer.spec, storageClass: {} };
   const values = ['--set', 'image.tag=testbed', '--set-json', `stores=${JSON.stringify([store])}`];
   await fixture.helm('install', 'stowage', chart, '--create-namespace', ...values);
-  for (const one of ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'])
-    await fixture.own('rollout', 'status', one, '--timeout=120s');
+  for (const workload of ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'])
+    await fixture.namespacedKubectl('rollout', 'status', workload, '--timeout=120s');
   const nodeName = (node: number): string => cluster.nodes[node]?.name ?? '';
   const { kubectl } = cluster;
-  const all = parts.move();
+  const resources = stack.move();
   return {
     ...fixture,
     filer,
     nodeName,
-    application: async (name, node, annotations = {}) => {
-      const wanted = claim({ name, storageClassName: 'files', mode: 'ReadWriteOnce' }) as { readonly metadata: object };
-      const others = cluster.nodes.filter((_, index) => index !== node).map((one) => one.name);
-      await kubectl('cordon', ...others);
-      const metadata = { ...wanted.metadata, annotations };
-      await cluster.apply({ ...wanted, metadata }, deployment(name, fixture.busybox));
+    createApplication: async (name, node, annotations = {}) => {
+      const baseClaim = claim({ name, storageClassName: 'files', mode: 'ReadWriteOnce' }) as {
+        readonly metadata: object;
+      };
+      const otherNodes = cluster.nodes.filter((_, index) => index !== node).map((otherNode) => otherNode.name);
+      await kubectl('cordon', ...otherNodes);
+      const metadata = { ...baseClaim.metadata, annotations };
+      await cluster.apply({ ...baseClaim, metadata }, deployment(name, fixture.busybox));
       await kubectl('rollout', 'status', `deployment/${name}`, '--timeout=120s');
-      await kubectl('uncordon', ...others);
+      await kubectl('uncordon', ...otherNodes);
     },
     exec: async (name, script) => {
       const pod = await readyPod(kubectl, name);
       return await kubectl('exec', pod?.metadata.name ?? '', '--', 'sh', '-c', script);
     },
-    runsOn: async (name) => (await readyPod(kubectl, name))?.spec.nodeName ?? '',
+    nodeOf: async (name) => (await readyPod(kubectl, name))?.spec.nodeName ?? '',
     eventsOf: (name) =>
       kubectl(
         'get',
@@ -64,7 +66,7 @@ export async function startHealthFixture(signal: AbortSignal): Promise<HealthFix
         `--field-selector=involvedObject.name=${name}`,
         '--output=jsonpath={range .items[*]}{.type} {.reason}: {.message}{"\\n"}{end}',
       ),
-    [Symbol.asyncDispose]: () => all.disposeAsync(),
+    [Symbol.asyncDispose]: () => resources.disposeAsync(),
   };
 }
 

@@ -79,12 +79,12 @@ const objects: readonly object[] = [
   },
 ];
 
-export const roleBinding = (role: string, account: string, of: string): object => ({
+export const roleBinding = (role: string, account: string, inNamespace: string): object => ({
   apiVersion: 'rbac.authorization.k8s.io/v1',
   kind: 'ClusterRoleBinding',
   metadata: { name: `${role}-${account}` },
   roleRef: { apiGroup: 'rbac.authorization.k8s.io', kind: 'ClusterRole', name: role },
-  subjects: [{ kind: 'ServiceAccount', name: account, namespace: of }],
+  subjects: [{ kind: 'ServiceAccount', name: account, namespace: inNamespace }],
 });
 
 export async function startKubectlStowageFixture(signal: AbortSignal): Promise<KubectlStowageFixture> {
@@ -98,14 +98,14 @@ export async function startKubectlStowageFixture(signal: AbortSignal): Promise<K
   const address = { podIP: addresses.controlPlane, podIPs: [{ ip: addresses.controlPlane }] };
   const patch = ['--subresource=status', '--type=merge', '--patch', JSON.stringify({ status: address })];
   await cluster.kubectl('patch', 'pod', pod, '--namespace', namespace, ...patch);
-  const inside = await controlPlaneConfig(cluster, folder);
-  const [first, ...into] = cluster.network.inside;
+  const controlPlaneKubeconfig = await controlPlaneConfig(cluster, folder);
+  const [first, ...enterArgs] = cluster.network.inside;
   const children: ChildProcess[] = [];
   stack.defer(async () => {
     for (const child of children) await end(child, 'SIGKILL');
   });
   const start = (name: string, env: object, ...words: readonly string[]): ChildProcess => {
-    const child = spawn(first, [...into, program, ...words, '--log-level', 'info'], {
+    const child = spawn(first, [...enterArgs, program, ...words, '--log-level', 'info'], {
       stdio: ['ignore', 'pipe', 'pipe'],
       env: { ...process.env, ...env },
     });
@@ -117,7 +117,7 @@ export async function startKubectlStowageFixture(signal: AbortSignal): Promise<K
     return child;
   };
   const output: Record<string, string> = {};
-  const saying = async (name: string, child: ChildProcess, text: string): Promise<void> => {
+  const waitForOutput = async (name: string, child: ChildProcess, text: string): Promise<void> => {
     const limit = AbortSignal.any([signal, AbortSignal.timeout(outputLimitMs)]);
     while (!(output[name] ?? '').includes(text)) {
       const more = [once(child.stdout as EventEmitter, 'data', { signal: limit })];
@@ -129,18 +129,18 @@ export async function startKubectlStowageFixture(signal: AbortSignal): Promise<K
       if (child.exitCode !== null) throw new Error(`${name} ended:\n${output[name]}`);
     }
   };
-  const common = ['--kubeconfig', inside, '--namespace', namespace];
+  const common = ['--kubeconfig', controlPlaneKubeconfig, '--namespace', namespace];
   const listen = `${addresses.controlPlane}:${controllerPort}`;
   const state = ['--state', join(folder, 'c')];
   const env = { POD_NAME: pod, POD_IP: addresses.controlPlane };
   const controller = start('controller', env, 'controller', ...common, ...state, '--listen', listen);
-  await saying('controller', controller, 'the Service points to this process');
+  await waitForOutput('controller', controller, 'the Service points to this process');
   const forward = stack.use(
     await startForward(cluster.network.inside, { host: addresses.controlPlane, port: controllerPort }, 'door'),
   );
   const token = (account: string, audience?: string): Promise<string> =>
     cluster.kubectl('create', 'token', account, ...(audience === undefined ? [] : ['--audience', audience]));
-  const all = stack.move();
+  const resources = stack.move();
   return {
     cluster,
     filer,
@@ -148,28 +148,37 @@ export async function startKubectlStowageFixture(signal: AbortSignal): Promise<K
     kubeconfigOf: async (account) => await writeConfig(cluster, folder, account, { token: await token(account) }),
     stowage: (kubeconfig, ...words) =>
       run(program.replace(/stowage$/, 'kubectl-stowage'), words, { KUBECONFIG: kubeconfig, HOME: folder }),
-    callController: (method, path, headers, body) => ask(forward, method, path, headers, body),
+    callController: (method, path, headers, body) => sendRequest(forward, method, path, headers, body),
     startAgent: async () => {
       const socket = join(folder, 'a', 'stowage.sock');
       const tokenFile = join(folder, 'agent-token');
       await writeFile(tokenFile, await agentToken(cluster));
       const words = ['node', '--kubernetes', ...common, '--state', join(folder, 'a'), '--socket', socket];
-      const none = ['--plugins', 'none', '--docker-socket', 'none', '--podman-socket', 'none', '--config', 'none'];
+      const disabledOptions = [
+        '--plugins',
+        'none',
+        '--docker-socket',
+        'none',
+        '--podman-socket',
+        'none',
+        '--config',
+        'none',
+      ];
       const kubelet = ['--kubelet', join(folder, 'k'), '--node-name', cluster.nodes[0]?.name ?? ''];
       for (const part of ['k/plugins', 'k/plugins_registry']) await mkdir(join(folder, part), { recursive: true });
-      start('agent', { STOWAGE_CONTROLLER_TOKEN_FILE: tokenFile }, ...words, ...none, ...kubelet);
-      await saying('controller', controller, 'an agent is connected');
+      start('agent', { STOWAGE_CONTROLLER_TOKEN_FILE: tokenFile }, ...words, ...disabledOptions, ...kubelet);
+      await waitForOutput('controller', controller, 'an agent is connected');
       return { stowage: (...more) => run(program, more, { STOWAGE_SOCKET: socket, HOME: folder }) };
     },
     stopController: () => end(controller, 'SIGTERM'),
-    [Symbol.asyncDispose]: () => all.disposeAsync(),
+    [Symbol.asyncDispose]: () => resources.disposeAsync(),
   };
 }
 
-async function end(child: ChildProcess, how: NodeJS.Signals): Promise<void> {
+async function end(child: ChildProcess, signalName: NodeJS.Signals): Promise<void> {
   if (child.exitCode !== null || child.signalCode !== null) return;
   const ended = once(child, 'exit');
-  child.kill(how);
+  child.kill(signalName);
   await ended;
 }
 
@@ -207,7 +216,7 @@ const adminConfig = async (cluster: Cluster): Promise<Config> =>
 async function controlPlaneConfig(cluster: Cluster, folder: string): Promise<string> {
   const config = await adminConfig(cluster);
   const server = `https://${addresses.controlPlane}:${addresses.apiPort}`;
-  const clusters = config.clusters.map((one) => ({ ...one, cluster: { ...one.cluster, server } }));
+  const clusters = config.clusters.map((entry) => ({ ...entry, cluster: { ...entry.cluster, server } }));
   const path = join(folder, 'inside');
   await writeFile(path, JSON.stringify({ ...config, clusters }), { mode: 0o600 });
   return path;
@@ -235,7 +244,7 @@ async function run(
   return await promise;
 }
 
-async function ask(
+async function sendRequest(
   to: Forward,
   method: string,
   path: string,
@@ -250,14 +259,16 @@ async function ask(
     answer.setEncoding('utf8').on('data', (chunk: string) => {
       text += chunk;
     });
-    answer.on('end', () => resolve({ status: answer.statusCode ?? 0, body: text === '' ? undefined : parsed(text) }));
+    answer.on('end', () =>
+      resolve({ status: answer.statusCode ?? 0, body: text === '' ? undefined : parseJson(text) }),
+    );
   });
   sent.on('error', reject);
   sent.end(body === undefined ? undefined : JSON.stringify(body));
   return await promise;
 }
 
-function parsed(text: string): unknown {
+function parseJson(text: string): unknown {
   try {
     return JSON.parse(text);
   } catch {

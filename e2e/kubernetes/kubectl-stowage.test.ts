@@ -10,7 +10,7 @@ import {
 } from './kubectl-stowage-fixture.ts';
 
 const { signal } = new AbortController();
-const wait = { interval: 200, timeout: 60_000 };
+const pollOptions = { interval: 200, timeout: 60_000 };
 
 describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'ganesha'))(
   'the API of a controller in a real cluster',
@@ -63,7 +63,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
           store: 'silver',
           bytes: '1073741824',
         });
-      await expect.poll(create, wait).toMatchObject({ status: 201, body: { store: 'silver', name: 'photos' } });
+      await expect.poll(create, pollOptions).toMatchObject({ status: 201, body: { store: 'silver', name: 'photos' } });
       expect(readdirSync(fixture.filer.exported)).toContain('photos');
       expect(await fixture.callController('DELETE', '/v1/volumes/silver..photos', headers)).toMatchObject({
         status: 403,
@@ -87,8 +87,8 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         status: 401,
         body: { reason: 'token-missing' },
       });
-      const both = { ...(await bearer('maker', 'stowage.dev')), 'stowage-authorization': 'Bearer x' };
-      expect(await fixture.callController('POST', '/v1/volumes', both)).toMatchObject({
+      const twoTokens = { ...(await bearer('maker', 'stowage.dev')), 'stowage-authorization': 'Bearer x' };
+      expect(await fixture.callController('POST', '/v1/volumes', twoTokens)).toMatchObject({
         status: 401,
         body: { reason: 'token-ambiguous' },
       });
@@ -109,10 +109,10 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         },
         roleBinding('one', 'stranger', 'default'),
       );
-      await expect.poll(() => get('photos'), wait).toMatchObject({ status: 200, body: { name: 'photos' } });
+      await expect.poll(() => get('photos'), pollOptions).toMatchObject({ status: 200, body: { name: 'photos' } });
       expect(await get('other')).toMatchObject({ status: 403 });
       await fixture.cluster.kubectl('delete', 'clusterrole', 'one');
-      await expect.poll(async () => (await get('photos')).status, wait).toBe(403);
+      await expect.poll(async () => (await get('photos')).status, pollOptions).toBe(403);
     });
 
     test('shows everything to users who may request a token of the viewer', async () => {
@@ -151,8 +151,14 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         'error: you may not request a token for the service account stowage-system/stowage-viewer',
       );
       expect(stderr).toContain('bind you to the Role stowage-viewers in stowage-system');
-      const elsewhere = await fixture.stowage(fixture.cluster.kubeconfig, '--namespace', 'default', 'volume', 'list');
-      expect(elsewhere).toMatchObject({
+      const otherNamespace = await fixture.stowage(
+        fixture.cluster.kubeconfig,
+        '--namespace',
+        'default',
+        'volume',
+        'list',
+      );
+      expect(otherNamespace).toMatchObject({
         status: 4,
         stderr: expect.stringContaining('Stowage is not installed in the namespace default'),
       });
@@ -160,18 +166,18 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
 
     test('collects the objects of nodes from their agents', async () => {
       const { cluster, filer } = fixture;
-      const place = `${filer.exported}-local`;
-      mkdirSync(place);
+      const localFolder = `${filer.exported}-local`;
+      mkdirSync(localFolder);
       await cluster.apply({
         apiVersion: 'stowage.dev/v1',
         kind: 'Store',
         metadata: { name: 'disks' },
-        spec: { uri: `local://${place}` },
+        spec: { uri: `local://${localFolder}` },
       });
       const agent = await fixture.startAgent();
-      const made = (): Promise<number> =>
+      const createScratch = (): Promise<number> =>
         agent.stowage('volume', 'create', 'disks/scratch').then(({ status }) => status);
-      await expect.poll(made, wait).toBe(0);
+      await expect.poll(createScratch, pollOptions).toBe(0);
       const list = await fixture.stowage(alice, 'volume', 'list');
       expect(list.stdout).toMatch(/^VOLUME +NODE .*\nsilver\/photos +- .*\ndisks\/scratch +node-1 /);
       const shown = await fixture.stowage(alice, 'volume', 'show', 'disks/scratch');
@@ -226,7 +232,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
           const what = resource.replace(/^[^/]*/, '$&.stowage.dev');
           const refusal = `${account} may not ${verb} ${what}`;
           const refused = { status: 3, stderr: expect.stringContaining(refusal) };
-          await expect.poll(() => run(words), wait).toMatchObject(refused);
+          await expect.poll(() => run(words), pollOptions).toMatchObject(refused);
         }
       },
       200_000,
@@ -238,32 +244,36 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     ])('cannot be read without the right %s', async (title, why) => {
       const all = rightsOfRole('stowage-viewers');
       expect(all.length).toBe(2);
-      const look = () => fixture.stowage(alice, 'store', 'list');
-      await expect.poll(look, wait).toMatchObject({ status: 0 });
+      const listStores = () => fixture.stowage(alice, 'store', 'list');
+      await expect.poll(listStores, pollOptions).toMatchObject({ status: 0 });
       await using _taken = await roleWithout(
         fixture.cluster,
         all.filter((right) => titleOf(right) === title),
       );
-      await expect.poll(look, wait).toMatchObject({ status: 3, stderr: expect.stringContaining(why) });
+      await expect.poll(listStores, pollOptions).toMatchObject({ status: 3, stderr: expect.stringContaining(why) });
     });
 
     test('lets users who may view the cluster see its stores by the aggregated role, which is complete and minimal', async () => {
       const { cluster } = fixture;
       await cluster.apply(roleBinding('view', 'stranger', 'default'));
       const as = '--as=system:serviceaccount:default:stranger';
-      const said = (...words: readonly string[]): Promise<string> => cluster.kubectl(as, ...words).catch(String);
+      const kubectlAsStranger = (...words: readonly string[]): Promise<string> =>
+        cluster.kubectl(as, ...words).catch(String);
       const watched = '/apis/stowage.dev/v1/stores?watch=true&timeoutSeconds=1';
-      const looks: readonly (readonly [title: string, words: readonly string[]])[] = [
+      const requests: readonly (readonly [title: string, words: readonly string[]])[] = [
         ['get stores', ['get', 'store', 'silver', '--output=name']],
         ['list stores', ['get', 'stores', '--output=name']],
         ['watch stores', ['get', '--raw', watched]],
       ];
       const rights = rightsOfRole('stowage-stores-view');
-      expect(rights.map(titleOf).sort()).toEqual(looks.map(([title]) => title).sort());
-      for (const [, words] of looks) await expect.poll(() => said(...words), wait).toMatch(/silver/);
+      expect(rights.map(titleOf).sort()).toEqual(requests.map(([title]) => title).sort());
+      for (const [, words] of requests)
+        await expect.poll(() => kubectlAsStranger(...words), pollOptions).toMatch(/silver/);
       await using _taken = await roleWithout(cluster, rights);
-      for (const [title, words] of looks)
-        await expect.poll(() => said(...words), wait).toContain(`cannot ${title.split(' ')[0]} resource "stores"`);
+      for (const [title, words] of requests)
+        await expect
+          .poll(() => kubectlAsStranger(...words), pollOptions)
+          .toContain(`cannot ${title.split(' ')[0]} resource "stores"`);
     }, 200_000);
 
     test('returns a clear error when there is no leader', async () => {

@@ -9,15 +9,15 @@ export interface LineWriters {
   lines(pod: string): Promise<number>;
   /** Waits until each pod has written more. */
   expectProgress(...pods: readonly string[]): Promise<void>;
-  /** Each log has all lines in order. */
+  /** Checks that each log has all lines in order. */
   expectWholeLogs(...pods: readonly string[]): Promise<void>;
-  /** No container has ended: the applications end on an I/O error. Reports how one ended, with the agents' logs. */
+  /** Checks that no container has ended, because applications end on an I/O error. A failure shows the agents' logs. */
   expectRunning(...pods: readonly string[]): Promise<void>;
 }
 
-const wait = { interval: 250, timeout: 90_000 };
+const pollOptions = { interval: 250, timeout: 90_000 };
 
-export function lineWriters({ cluster: { kubectl }, own }: ChartFixture): LineWriters {
+export function lineWriters({ cluster: { kubectl }, namespacedKubectl }: ChartFixture): LineWriters {
   const exec = (pod: string, script: string): Promise<string> => kubectl('exec', pod, '--', 'sh', '-c', script);
   const lines = (pod: string): Promise<number> => exec(pod, 'wc -l </data/log').then(Number);
   return {
@@ -25,7 +25,7 @@ export function lineWriters({ cluster: { kubectl }, own }: ChartFixture): LineWr
     expectProgress: async (...pods) => {
       for (const pod of pods) {
         const before = await lines(pod);
-        await expect.poll(() => lines(pod), wait).toBeGreaterThan(before);
+        await expect.poll(() => lines(pod), pollOptions).toBeGreaterThan(before);
       }
     },
     expectWholeLogs: async (...pods) => {
@@ -35,12 +35,12 @@ export function lineWriters({ cluster: { kubectl }, own }: ChartFixture): LineWr
       }
     },
     expectRunning: async (...pods) => {
-      const of = (about: string): string => `{.status.containerStatuses[0].${about}}`;
-      const each = `{.metadata.name}=${of('restartCount')}${of('state.terminated')}${of('lastState.terminated')} `;
-      const found = await kubectl('get', 'pod', ...pods, `--output=jsonpath={range .items[*]}${each}{end}`);
-      const wanted = pods.map((pod) => `${pod}=0`).join(' ');
+      const statusField = (about: string): string => `{.status.containerStatuses[0].${about}}`;
+      const podTemplate = `{.metadata.name}=${statusField('restartCount')}${statusField('state.terminated')}${statusField('lastState.terminated')} `;
+      const found = await kubectl('get', 'pod', ...pods, `--output=jsonpath={range .items[*]}${podTemplate}{end}`);
+      const expected = pods.map((pod) => `${pod}=0`).join(' ');
       const agents = ['logs', '--selector=app.kubernetes.io/component=agent', '--prefix', '--tail=100'];
-      expect(found, found === wanted ? '' : await own(...agents).catch(String)).toBe(wanted);
+      expect(found, found === expected ? '' : await namespacedKubectl(...agents).catch(String)).toBe(expected);
     },
   };
 }

@@ -18,39 +18,43 @@ describe.skipIf(needs(...components))('a single-node volume whose node is lost',
   afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
 
   /** The nodes that the store lists as users of the application's volume. */
-  const users = async (name: string): Promise<readonly string[]> => {
-    const of = '--output=jsonpath={.spec.volumeName}';
-    const volume = await kubectl('get', 'pvc', name, of);
+  const userNodes = async (name: string): Promise<readonly string[]> => {
+    const volumeNamePath = '--output=jsonpath={.spec.volumeName}';
+    const volume = await kubectl('get', 'pvc', name, volumeNamePath);
     const id = await kubectl('get', 'pv', volume, '--output=jsonpath={.spec.csi.volumeHandle}');
     const folder = join(fixture.filer.exported, '.stowage', 'users', id);
-    const hosts = readdirSync(folder).filter((one) => !one.startsWith('.'));
-    return hosts.map((one) => (JSON.parse(readFileSync(join(folder, one), 'utf8')) as { node: string }).node).sort();
+    const hosts = readdirSync(folder).filter((entry) => !entry.startsWith('.'));
+    return hosts
+      .map((entry) => (JSON.parse(readFileSync(join(folder, entry), 'utf8')) as { node: string }).node)
+      .sort();
   };
-  const known = (): Promise<string> =>
-    fixture.own('get', 'configmap', 'stowage-nodes', '--output=jsonpath={.data}').catch(String);
+  const knownNodes = (): Promise<string> =>
+    fixture.namespacedKubectl('get', 'configmap', 'stowage-nodes', '--output=jsonpath={.data}').catch(String);
 
   test(
     'is used on another node with its data as soon as the node has the out-of-service taint',
     async () => {
-      const [here, there] = [fixture.nodeName(1), fixture.nodeName(0)];
-      await fixture.application('cut', 1);
+      const [lostNode, otherNode] = [fixture.nodeName(1), fixture.nodeName(0)];
+      await fixture.createApplication('cut', 1);
       await fixture.exec('cut', 'echo kept >/data/file; sync');
-      expect(await fixture.runsOn('cut')).toBe(here);
-      await expect.poll(known, pollOptions).toMatch(new RegExp(`${there} .*${here} |${here} .*${there} `));
+      expect(await fixture.nodeOf('cut')).toBe(lostNode);
+      await expect
+        .poll(knownNodes, pollOptions)
+        .toMatch(new RegExp(`${otherNode} .*${lostNode} |${lostNode} .*${otherNode} `));
       await fixture.cluster.nodes[1]?.cutOff();
-      await kubectl('wait', '--for=condition=Ready=Unknown', `node/${here}`, '--timeout=120s');
+      await kubectl('wait', '--for=condition=Ready=Unknown', `node/${lostNode}`, '--timeout=120s');
       // A node that does not answer still counts as a user.
-      expect(await users('cut')).toEqual([here]);
-      await kubectl('taint', 'node', here, `${outOfService}=nodeshutdown:NoExecute`);
-      await expect.poll(() => fixture.runsOn('cut'), pollOptions).toBe(there);
+      expect(await userNodes('cut')).toEqual([lostNode]);
+      await kubectl('taint', 'node', lostNode, `${outOfService}=nodeshutdown:NoExecute`);
+      await expect.poll(() => fixture.nodeOf('cut'), pollOptions).toBe(otherNode);
       expect(await fixture.exec('cut', 'cat /data/file; echo more >>/data/file')).toBe('kept');
-      expect(await users('cut')).toEqual([there]);
+      expect(await userNodes('cut')).toEqual([otherNode]);
       // The node comes back and releases the volume.
       await fixture.cluster.nodes[1]?.reconnect();
-      await kubectl('wait', '--for=condition=Ready', `node/${here}`, '--timeout=120s');
-      await kubectl('taint', 'node', here, `${outOfService}-`);
-      await fixture.own('rollout', 'status', 'daemonset/stowage-agent', '--timeout=120s');
-      await expect.poll(() => users('cut'), pollOptions).toEqual([there]);
+      await kubectl('wait', '--for=condition=Ready', `node/${lostNode}`, '--timeout=120s');
+      await kubectl('taint', 'node', lostNode, `${outOfService}-`);
+      await fixture.namespacedKubectl('rollout', 'status', 'daemonset/stowage-agent', '--timeout=120s');
+      await expect.poll(() => userNodes('cut'), pollOptions).toEqual([otherNode]);
       expect(await fixture.exec('cut', 'cat /data/file')).toBe('kept\nmore');
     },
     longTimeoutMs,
@@ -59,17 +63,22 @@ describe.skipIf(needs(...components))('a single-node volume whose node is lost',
   test(
     'is used on another node although the node was deleted while there was no leader',
     async () => {
-      const [here, there] = [fixture.nodeName(1), fixture.nodeName(0)];
-      await fixture.application('killed', 1);
+      const [lostNode, otherNode] = [fixture.nodeName(1), fixture.nodeName(0)];
+      await fixture.createApplication('killed', 1);
       await fixture.exec('killed', 'echo kept >/data/file; sync');
-      await fixture.own('scale', 'deployment/stowage-controller', '--replicas=0');
-      await fixture.own('wait', '--for=delete', 'pod', '--selector=app.kubernetes.io/component=controller');
+      await fixture.namespacedKubectl('scale', 'deployment/stowage-controller', '--replicas=0');
+      await fixture.namespacedKubectl(
+        'wait',
+        '--for=delete',
+        'pod',
+        '--selector=app.kubernetes.io/component=controller',
+      );
       await fixture.cluster.nodes[1]?.killNode();
-      await kubectl('delete', 'node', here);
+      await kubectl('delete', 'node', lostNode);
       // The first pod is deleted. The next pod may not use the volume yet.
       const [pod] = (await kubectl('get', 'pods', '--selector=app=killed', '--output=name')).split('\n');
       await kubectl('delete', pod ?? '', '--force', '--grace-period=0', '--ignore-not-found');
-      const next = async (): Promise<string> => {
+      const eventsOfNextPod = async (): Promise<string> => {
         const name = await kubectl(
           'get',
           'pods',
@@ -78,13 +87,13 @@ describe.skipIf(needs(...components))('a single-node volume whose node is lost',
         );
         return await fixture.eventsOf(name);
       };
-      await expect.poll(() => next().catch(String), pollOptions).toMatch(/FailedMount: .*written by host/);
-      expect(await users('killed')).toEqual([here]);
-      await fixture.own('scale', 'deployment/stowage-controller', '--replicas=1');
-      await expect.poll(() => fixture.runsOn('killed'), pollOptions).toBe(there);
+      await expect.poll(() => eventsOfNextPod().catch(String), pollOptions).toMatch(/FailedMount: .*written by host/);
+      expect(await userNodes('killed')).toEqual([lostNode]);
+      await fixture.namespacedKubectl('scale', 'deployment/stowage-controller', '--replicas=1');
+      await expect.poll(() => fixture.nodeOf('killed'), pollOptions).toBe(otherNode);
       expect(await fixture.exec('killed', 'cat /data/file')).toBe('kept');
-      expect(await users('killed')).toEqual([there]);
-      await expect.poll(known, pollOptions).not.toContain(`${here} `);
+      expect(await userNodes('killed')).toEqual([otherNode]);
+      await expect.poll(knownNodes, pollOptions).not.toContain(`${lostNode} `);
     },
     longTimeoutMs,
   );

@@ -26,15 +26,19 @@ export async function startPrivateFiler(cluster: Cluster, signal: AbortSignal): 
   const folder = join(cluster.folder, 'private-filer');
   const exported = join(folder, 'exported');
   await mkdir(exported, { recursive: true });
-  const [own, caller] = [certificate('filer', addresses.controlPlane), certificate('caller')];
-  const files = { '--tls-cert': own.cert, '--tls-key': own.key, '--tls-ca': caller.cert };
+  const [serverCredential, clientCredential] = [certificate('filer', addresses.controlPlane), certificate('caller')];
+  const files = {
+    '--tls-cert': serverCredential.cert,
+    '--tls-key': serverCredential.key,
+    '--tls-ca': clientCredential.cert,
+  };
   const tls: string[] = [];
   for (const [flag, text] of Object.entries(files)) {
     const file = join(folder, flag.slice(2));
     await writeFile(file, text, { mode: 0o600 });
     tls.push(flag, file);
   }
-  const where = ['--host', addresses.controlPlane, '--port', `${port}`, '--allow', '10.0.0.0/8'];
+  const listenArgs = ['--host', addresses.controlPlane, '--port', `${port}`, '--allow', '10.0.0.0/8'];
   const daemon = await startDaemon({
     command: [
       ...cluster.network.inside,
@@ -44,7 +48,7 @@ export async function startPrivateFiler(cluster: Cluster, signal: AbortSignal): 
       exported,
       '--state',
       join(folder, 'state'),
-      ...where,
+      ...listenArgs,
       '--squash',
       'none',
       ...tls,
@@ -64,9 +68,13 @@ export async function startPrivateFiler(cluster: Cluster, signal: AbortSignal): 
       apiVersion: 'v1',
       kind: 'Secret',
       metadata: { name: secretName, namespace },
-      data: { 'ca.crt': base64(own.cert), 'tls.crt': base64(caller.cert), 'tls.key': base64(caller.key) },
+      data: {
+        'ca.crt': base64(serverCredential.cert),
+        'tls.crt': base64(clientCredential.cert),
+        'tls.key': base64(clientCredential.key),
+      },
     }),
-    keyFragment: caller.key.toString().split('\n')[1]?.slice(0, 40) ?? '',
+    keyFragment: clientCredential.key.toString().split('\n')[1]?.slice(0, 40) ?? '',
     contentsOf: async (name) => {
       const found: string[] = [];
       for (const volume of await readdir(exported))

@@ -9,13 +9,13 @@ import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { aCall } from '#testing/core-calls.ts';
 import { openNfs } from '#testing/nfs-store.ts';
-import { freeLease, type RunningController, startController } from './controllers.ts';
+import { freeLease, type RunningController, startController } from './controller-process.ts';
 
 const { signal } = new AbortController();
 const definition = join(import.meta.dirname, '..', '..', 'deploy', 'kubernetes', 'crds', 'stores.yaml');
-const wait = { interval: 100, timeout: 30_000 };
+const pollOptions = { interval: 100, timeout: 30_000 };
 
-interface Listed {
+interface ObjectList {
   readonly items: readonly {
     readonly metadata: { readonly name: string; readonly uid: string };
     readonly spec: {
@@ -29,7 +29,7 @@ interface Listed {
 }
 
 describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'ganesha'))(
-  'claims of a real cluster',
+  'in a real cluster,',
   () => {
     let cluster: Cluster;
     let nfs: NfsServer;
@@ -63,7 +63,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       running = [];
     });
     afterEach(async () => {
-      for (const one of running) await one.kill();
+      for (const controller of running) await controller.kill();
       await freeLease(cluster);
     });
 
@@ -86,19 +86,19 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       },
     });
     const start = (name: string, ...more: readonly string[]): RunningController => {
-      const one = startController(cluster, join(folder, name), ...more);
-      running.push(one);
-      return one;
+      const controller = startController(cluster, join(folder, name), ...more);
+      running.push(controller);
+      return controller;
     };
-    const list = async (kind: string): Promise<Listed['items']> =>
-      (JSON.parse(await cluster.kubectl('get', kind, '--output=json')) as Listed).items;
+    const list = async (kind: string): Promise<ObjectList['items']> =>
+      (JSON.parse(await cluster.kubectl('get', kind, '--output=json')) as ObjectList).items;
     const phases = async (): Promise<readonly string[]> => (await list('pvc')).map(({ status }) => status.phase ?? '');
     /** Includes the volumes' records, but not the store's own files or files of a store check. */
     const entries = (): readonly string[] => readdirSync(exported).filter((name) => !name.startsWith('.stowage'));
-    const onStore = (): readonly string[] => entries().filter((name) => !name.endsWith('.meta'));
-    const left = async () => ({ volumes: entries(), objects: [...(await list('pv')), ...(await list('pvc'))] });
+    const volumesOnStore = (): readonly string[] => entries().filter((name) => !name.endsWith('.meta'));
+    const findRemains = async () => ({ volumes: entries(), objects: [...(await list('pv')), ...(await list('pvc'))] });
     const nothing = { volumes: [], objects: [] };
-    const notes = async (name: string): Promise<string> =>
+    const eventMessages = async (name: string): Promise<string> =>
       await cluster.kubectl(
         'get',
         'events',
@@ -109,41 +109,44 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     test('a store reports its state, and has a class', async () => {
       await start('one').untilLeading();
       await expect
-        .poll(() => cluster.kubectl('get', 'store', 'silver', '--no-headers').catch(String), wait)
+        .poll(() => cluster.kubectl('get', 'store', 'silver', '--no-headers').catch(String), pollOptions)
         .toMatch(/^silver +nfs +True +\S+ +0 +\S+$/);
       await expect
-        .poll(() => cluster.kubectl('get', 'sc', 'silver', '--output=jsonpath={.provisioner}').catch(String), wait)
+        .poll(
+          () => cluster.kubectl('get', 'sc', 'silver', '--output=jsonpath={.provisioner}').catch(String),
+          pollOptions,
+        )
         .toBe('file.stowage.dev');
     });
 
     test.each<[string, (about: { readonly uri: string }) => object, string]>([
       ['of another scheme', () => ({ uri: 'ftp://server/x' }), 'a store is one of local://, nfs://'],
       ['with an unknown option', () => ({ options: { colour: 'red' } }), 'the options of a store of nfs:// are'],
-      ['with options in its place', ({ uri }) => ({ uri: `${uri}?port=1` }), 'options are given in spec.options'],
+      ['with options in its URI', ({ uri }) => ({ uri: `${uri}?port=1` }), 'options are given in spec.options'],
       ['with a password', () => ({ uri: 'nfs://me:secret@server/x' }), 'must not contain a user or password'],
-      ['without a place', () => ({ uri: undefined }), 'missing required field "uri"'],
+      ['without a URI', () => ({ uri: undefined }), 'missing required field "uri"'],
     ])('a store %s is refused', async (_, spec, why) => {
       const uri = `nfs://${nfs.host}${exported}`;
       await expect(cluster.apply(store('wrong', spec({ uri })))).rejects.toThrow(why);
     });
 
-    test('a claim of a store whose server denies access gets an Event that says that it is a permission, and whom to ask', async () => {
+    test('a claim of a store whose server denies access gets an Event that reports a permission problem and says whom to ask', async () => {
       await cluster.apply(store('denied', { uri: `nfs://${nfs.host}${denied}`, storageClass: {} }));
       onTestFinished(async () => void (await cluster.kubectl('delete', 'store', 'denied')));
       await start('one').untilLeading();
       const reasons =
         '{.status.conditions[?(@.type=="Ready")].reason} {.status.conditions[?(@.type=="Reachable")].reason}';
       await expect
-        .poll(() => cluster.kubectl('get', 'store', 'denied', `--output=jsonpath=${reasons}`), wait)
+        .poll(() => cluster.kubectl('get', 'store', 'denied', `--output=jsonpath=${reasons}`), pollOptions)
         .toBe('Denied Denied');
       await cluster.apply(claim('refused', { storageClassName: 'denied' }));
       onTestFinished(async () => void (await cluster.kubectl('delete', 'pvc', 'refused')));
       await expect
-        .poll(() => notes('refused'), wait)
+        .poll(() => eventMessages('refused'), pollOptions)
         .toContain(
           "the server of store 'denied' does not export the store's directory to this host: most likely it does not allow this host, which is a permission problem, not a network problem. Ask the administrator to grant Stowage access; the reason is found by: kubectl get stores, and the log of the controller.",
         );
-      expect(await notes('refused')).not.toContain(nfs.host);
+      expect(await eventMessages('refused')).not.toContain(nfs.host);
     });
 
     test('the location of a store cannot be changed', async () => {
@@ -158,20 +161,20 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await cluster.apply(claim('cart'));
       await cluster.kubectl('wait', '--for=jsonpath={.status.phase}=Bound', 'pvc/cart', '--timeout=30s');
       const [made] = await list('pv');
-      expect(onStore()).toEqual([made?.metadata.name]);
-      expect(await notes('cart')).toContain(`Created volume 'silver/${made?.metadata.name}'`);
+      expect(volumesOnStore()).toEqual([made?.metadata.name]);
+      expect(await eventMessages('cart')).toContain(`Created volume 'silver/${made?.metadata.name}'`);
       const address = /health at (\S+)/.exec(controller.output())?.[1] ?? '';
       for (const path of ['healthz', 'readyz']) expect((await fetch(`${address}/${path}`)).status).toBe(200);
       const more = JSON.stringify({ spec: { resources: { requests: { storage: '2Gi' } } } });
       await cluster.kubectl('patch', 'pvc', 'cart', '--patch', more);
       const sizes = async () =>
-        [...(await list('pvc')), ...(await list('pv'))].map((one) => [one.spec.capacity, one.status.capacity]);
-      await expect.poll(sizes, wait).toEqual([
+        [...(await list('pvc')), ...(await list('pv'))].map((object) => [object.spec.capacity, object.status.capacity]);
+      await expect.poll(sizes, pollOptions).toEqual([
         [undefined, { storage: '2Gi' }],
         [{ storage: '2Gi' }, undefined],
       ]);
       await cluster.kubectl('delete', 'pvc', 'cart', '--timeout=30s');
-      await expect.poll(left, wait).toEqual(nothing);
+      await expect.poll(findRemains, pollOptions).toEqual(nothing);
     });
 
     test('a claim of a WaitForFirstConsumer class is bound when a pod uses it, and a PV with Retain keeps its data', async () => {
@@ -188,8 +191,8 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         },
         claim('late', { storageClassName: 'patient' }),
       );
-      await expect.poll(() => notes('late'), wait).toContain('waiting for first consumer');
-      expect(onStore()).toEqual([]);
+      await expect.poll(() => eventMessages('late'), pollOptions).toContain('waiting for first consumer');
+      expect(volumesOnStore()).toEqual([]);
       await cluster.apply({
         apiVersion: 'v1',
         kind: 'Pod',
@@ -203,12 +206,14 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         },
       });
       await cluster.kubectl('wait', '--for=jsonpath={.status.phase}=Bound', 'pvc/late', '--timeout=30s');
-      expect(onStore()).toEqual(['default-late']);
+      expect(volumesOnStore()).toEqual(['default-late']);
       await cluster.kubectl('delete', 'pod', 'first', '--force');
       await cluster.kubectl('delete', 'pvc', 'late', '--timeout=30s');
-      await expect.poll(async () => (await list('pv')).map(({ status }) => status.phase), wait).toEqual(['Released']);
+      await expect
+        .poll(async () => (await list('pv')).map(({ status }) => status.phase), pollOptions)
+        .toEqual(['Released']);
       await cluster.kubectl('delete', 'pv', '--all', '--timeout=30s');
-      expect(await left()).toEqual({ volumes: ['default-late', 'default-late.meta'], objects: [] });
+      expect(await findRemains()).toEqual({ volumes: ['default-late', 'default-late.meta'], objects: [] });
       for (const name of entries()) rmSync(join(exported, name), { recursive: true });
     });
 
@@ -225,12 +230,12 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         claim('hopeless', { storageClassName: 'wrong' }),
       );
       await expect
-        .poll(() => notes('hopeless'), wait)
+        .poll(() => eventMessages('hopeless'), pollOptions)
         .toContain("class 'wrong' has the unknown parameter 'colour'. Allowed are: store, nameTemplate, enforce.");
       expect(await phases()).toEqual(['Pending']);
-      expect([onStore(), await list('pv')]).toEqual([[], []]);
+      expect([volumesOnStore(), await list('pv')]).toEqual([[], []]);
       await cluster.kubectl('delete', 'pvc', 'hopeless', '--timeout=30s');
-      await expect.poll(left, wait).toEqual(nothing);
+      await expect.poll(findRemains, pollOptions).toEqual(nothing);
     });
 
     test('a volume that a node uses outlives its claim until the node has the out-of-service taint', async () => {
@@ -238,20 +243,22 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await cluster.apply(claim('used'));
       await cluster.kubectl('wait', '--for=jsonpath={.status.phase}=Bound', 'pvc/used', '--timeout=30s');
       const [made] = await list('pv');
-      const [name = ''] = onStore();
+      const [name = ''] = volumesOnStore();
       // Opens the store like an agent on that node.
       const { host, nfsPort, mountPort } = nfs;
-      const given = { port: String(nfsPort), mountport: String(mountPort) };
-      const opened = await openNfs({ uri: `nfs://${host}${exported}`, options: given, instance: 'host-1' });
+      const openOptions = { port: String(nfsPort), mountport: String(mountPort) };
+      const opened = await openNfs({ uri: `nfs://${host}${exported}`, options: openOptions, instance: 'host-1' });
       onTestFinished(() => opened.close());
       const volume = { id: made?.spec.csi?.volumeHandle as VolumeId, name: name as VolumeName };
       const users = [{ kind: 'pod', name: 'default/user' }] as const;
       await opened.uses?.put(volume, { host: 'host-1', node: 'node-1' as NodeName, users }, aCall());
       await cluster.kubectl('delete', 'pvc', 'used', '--timeout=30s');
-      await expect.poll(() => notes(made?.metadata.name ?? ''), wait).toContain('the volume is still in use on a node');
-      expect(onStore()).toEqual([name]);
+      await expect
+        .poll(() => eventMessages(made?.metadata.name ?? ''), pollOptions)
+        .toContain('the volume is still in use on a node');
+      expect(volumesOnStore()).toEqual([name]);
       await cluster.kubectl('taint', 'node', 'node-1', 'node.kubernetes.io/out-of-service=nodeshutdown:NoExecute');
-      await expect.poll(left, { ...wait, timeout: 45_000 }).toEqual(nothing);
+      await expect.poll(findRemains, { ...pollOptions, timeout: 45_000 }).toEqual(nothing);
       await cluster.kubectl('taint', 'node', 'node-1', 'node.kubernetes.io/out-of-service-');
     }, 90_000);
   },

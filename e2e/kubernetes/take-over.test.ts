@@ -23,11 +23,11 @@ import {
 } from '#testing/foreign-volumes.ts';
 import type { PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
-import { usingPod } from './agent-objects.ts';
+import { podWithVolume } from './agent-objects.ts';
 import { type ChartFixture, claim, startChartFixture } from './chart-fixture.ts';
 
 const { signal } = new AbortController();
-const wait = { interval: 250, timeout: 90_000 };
+const pollOptions = { interval: 250, timeout: 90_000 };
 const longTimeoutMs = 400_000;
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
 const page = readFileSync(join(repository, 'docs', 'kubernetes.md'), 'utf8');
@@ -46,7 +46,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
   let fixture: ChartFixture;
   let filer: Filer;
   let kubectl: ChartFixture['cluster']['kubectl'];
-  let at: { readonly server: string; readonly path: string };
+  let exportLocation: { readonly server: string; readonly path: string };
   let env: Readonly<Record<string, string>>;
 
   beforeAll(async () => {
@@ -54,11 +54,11 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
     const { cluster } = fixture;
     ({ kubectl } = cluster);
     filer = await startFiler(cluster, signal);
-    at = { server: addresses.controlPlane, path: filer.exported };
+    exportLocation = { server: addresses.controlPlane, path: filer.exported };
     // Readers of the page have this image in a registry.
     await cluster.importImage(await buildImage(signal), 'docker.io/library/stowage:0.1.0');
-    const named = { importImage: (tar: string) => cluster.importImage(tar, 'docker.io/library/busybox:latest') };
-    await importBusybox(named, signal);
+    const importer = { importImage: (tar: string) => cluster.importImage(tar, 'docker.io/library/busybox:latest') };
+    await importBusybox(importer, signal);
     const paths = [join(repository, 'bin'), binaries(), dirname(toolPath('helm')), process.env['PATH']];
     env = { PATH: paths.join(':'), HOME: cluster.folder, KUBECONFIG: cluster.kubeconfig };
   }, 400_000);
@@ -70,7 +70,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
   /** Runs a command as written in the page, in a clone of the repository. */
   const shell = async (command: string): Promise<string> =>
     (await promisify(execFile)('bash', ['-c', command], { cwd: repository, env, signal, timeout: 330_000 })).stdout;
-  const all = async (commands: readonly string[]): Promise<void> => {
+  const runAll = async (commands: readonly string[]): Promise<void> => {
     for (const command of commands) await shell(command);
   };
   const read = async <T>(...what: readonly string[]): Promise<T> =>
@@ -83,11 +83,11 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
   /** The upgrade gives the controller and agents certificates, so Kubernetes replaces their pods. */
   async function untilReplaced(): Promise<void> {
     for (const what of ['deployment/stowage-controller', 'daemonset/stowage-agent'])
-      await fixture.own('rollout', 'status', what, '--timeout=180s');
+      await fixture.namespacedKubectl('rollout', 'status', what, '--timeout=180s');
     const ending = '--output=jsonpath={.items[*].metadata.deletionTimestamp}';
-    await expect.poll(() => fixture.own('get', 'pods', ending), wait).toBe('');
+    await expect.poll(() => fixture.namespacedKubectl('get', 'pods', ending), pollOptions).toBe('');
     // No controller answers until the new one leads.
-    await expect.poll(() => shell('kubectl stowage status').then(() => 'reached', String), wait).toBe('reached');
+    await expect.poll(() => shell('kubectl stowage status').then(() => 'reached', String), pollOptions).toBe('reached');
   }
 
   test(
@@ -97,44 +97,47 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       expect(install).toHaveLength(5);
       const [build = '', ...rest] = install;
       expect(build).toContain(':0.1.0');
-      await all(rest.slice(0, -1).map((command) => command.replaceAll('REGISTRY', 'docker.io/library')));
-      await expect.poll(() => shell(rest.at(-1) ?? ''), wait).toMatch(/^\w+ .* UTC \d{4}\n$/);
+      await runAll(rest.slice(0, -1).map((command) => command.replaceAll('REGISTRY', 'docker.io/library')));
+      await expect.poll(() => shell(rest.at(-1) ?? ''), pollOptions).toMatch(/^\w+ .* UTC \d{4}\n$/);
       expect(await kubectl('get', 'stores')).toMatch(/^NAME +KIND +READY +CAPACITY +VOLUMES +AGE\nlocal +local +True /);
-      await all(upgrade);
+      await runAll(upgrade);
       await untilReplaced();
       // The controller creates the class after it has opened the new store.
-      const made = () => kubectl('get', 'storageclass', 'network', '--output=name').catch(String);
-      await expect.poll(made, wait).toBe('storageclass.storage.k8s.io/network');
+      const getClass = () => kubectl('get', 'storageclass', 'network', '--output=name').catch(String);
+      await expect.poll(getClass, pollOptions).toBe('storageclass.storage.k8s.io/network');
     },
     longTimeoutMs,
   );
 
   test(
-    'has kubectl stowage commands that all exist',
+    'shows only kubectl stowage commands that exist',
     async () => {
       const [shown = []] = commandsIn('kubectl stowage');
       expect(shown.length).toBeGreaterThan(4);
-      await all(shown);
+      await runAll(shown);
     },
     longTimeoutMs,
   );
 
   test(
-    'shares a volume between two pods on two nodes',
+    'shows how two pods on two nodes share a volume',
     async () => {
       const [, , share = []] = commandsIn('Quick start');
       const [apply = '', ready = '', logs = ''] = share;
       await fixture.registerInDns();
       await shell(apply);
       await shell(ready).catch(async (cause: Error) => {
-        const about = ['describe', 'store/network', 'pvc/board', 'pod/board-writer', 'pod/board-reader'];
-        throw new Error(`${cause.message}\n${await kubectl(...about)}\n${await fixture.own('get', 'pods,pvc')}`, {
-          cause,
-        });
+        const objects = ['describe', 'store/network', 'pvc/board', 'pod/board-writer', 'pod/board-reader'];
+        throw new Error(
+          `${cause.message}\n${await kubectl(...objects)}\n${await fixture.namespacedKubectl('get', 'pods,pvc')}`,
+          {
+            cause,
+          },
+        );
       });
-      await expect.poll(() => shell(logs), wait).toMatch(/^\w+ .* UTC \d{4}\n$/);
-      const about = '--output=jsonpath={.items[*].spec.nodeName}';
-      const nodes = await kubectl('get', 'pods', 'board-writer', 'board-reader', about);
+      await expect.poll(() => shell(logs), pollOptions).toMatch(/^\w+ .* UTC \d{4}\n$/);
+      const nodePath = '--output=jsonpath={.items[*].spec.nodeName}';
+      const nodes = await kubectl('get', 'pods', 'board-writer', 'board-reader', nodePath);
       expect(new Set(nodes.split(' ')).size).toBe(2);
       await shell(`${apply.replace(' apply ', ' delete ')} --timeout=120s`);
     },
@@ -142,7 +145,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
   );
 
   test(
-    'says what is wrong and what to do for each mistake',
+    'lists mistakes whose errors say what is wrong and what to do',
     async () => {
       const [host, path] = [new URL('nfs://filer.exmaple.invalid/export'), new URL(filer.spec.uri)];
       path.pathname += '-other';
@@ -169,19 +172,21 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
         claim({ name: 'odd', storageClassName: 'odd', mode: 'ReadWriteMany' }),
         { ...foreignClaim('csi', 'default', 'large'), spec: { ...largeClaim, storageClassName: 'small' } },
       );
-      const said = async (what: string): Promise<string> => {
-        const about = '--output=jsonpath={.status.conditions[?(@.type=="Ready")].message}';
-        return what.startsWith('store/') ? await kubectl('get', what, about) : await kubectl('describe', what);
+      const describeObject = async (what: string): Promise<string> => {
+        const messagePath = '--output=jsonpath={.status.conditions[?(@.type=="Ready")].message}';
+        return what.startsWith('store/') ? await kubectl('get', what, messagePath) : await kubectl('describe', what);
       };
       await expect
-        .poll(() => said('store/wrong-host'), wait)
+        .poll(() => describeObject('store/wrong-host'), pollOptions)
         .toMatch(/the host name filer\.exmaple\.invalid does not resolve\. Check the name in the store's URI/);
       await expect
-        .poll(() => said('store/wrong-path'), wait)
+        .poll(() => describeObject('store/wrong-path'), pollOptions)
         .toMatch(/-other, and does not list it: .*; it exports .*\. Correct the path in the store's URI/);
-      await expect.poll(() => said('pvc/odd'), wait).toMatch(/has the unknown parameter 'onDelete'.*Allowed are: /);
       await expect
-        .poll(() => said('pvc/large'), wait)
+        .poll(() => describeObject('pvc/odd'), pollOptions)
+        .toMatch(/has the unknown parameter 'onDelete'.*Allowed are: /);
+      await expect
+        .poll(() => describeObject('pvc/large'), pollOptions)
         .toMatch(/of 1GiB in all, 1GiB are left\. .* ask the administrator to raise/);
       await kubectl('delete', 'pvc', 'odd', 'large');
       await kubectl('delete', 'store', 'wrong-host', 'wrong-path', 'small');
@@ -194,55 +199,54 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
     kind: ForeignDriver,
     name: string,
   ): Promise<{ readonly volume: string; readonly folder: string }> {
-    const there = await expect
-      .poll(() => claimOf(name), wait)
+    const pendingClaim = await expect
+      .poll(() => claimOf(name), pollOptions)
       .toBeDefined()
       .then(() => claimOf(name));
-    const folder = join(filer.exported, foreignDirectory(kind, there));
+    const folder = join(filer.exported, foreignDirectory(kind, pendingClaim));
     await mkdir(folder, { mode: 0o777 });
     await writeFile(join(folder, 'old'), `of ${name}\n`);
-    const made = foreignVolume(kind, there, at);
+    const made = foreignVolume(kind, pendingClaim, exportLocation);
     await fixture.cluster.apply(made);
-    await expect.poll(async () => (await claimOf(name)).status?.phase, wait).toBe('Bound');
+    await expect.poll(async () => (await claimOf(name)).status?.phase, pollOptions).toBe('Bound');
     return { volume: made.metadata.name ?? '', folder };
   }
 
-  const [look = [], take = [], undo = [], finish = [], rename = []] = commandsIn(
-    'Take over from csi-driver-nfs or nfs-subdir-external-provisioner',
-  );
-  let db: { readonly volume: string; readonly folder: string };
-  let films: { readonly volume: string; readonly folder: string };
+  const [listCommands = [], takeOverCommands = [], undoCommands = [], finishCommands = [], renameCommands = []] =
+    commandsIn('Take over from csi-driver-nfs or nfs-subdir-external-provisioner');
+  let dbVolume: { readonly volume: string; readonly folder: string };
+  let filmsVolume: { readonly volume: string; readonly folder: string };
   let inodes: readonly number[];
   const inodesOf = (folder: string): readonly number[] =>
     [folder, join(folder, 'old')].map((path) => statSync(path).ino);
 
   test(
-    'finds claims of other drivers, with the pods that use them',
+    'has a command that finds claims of other drivers and the pods that use them',
     async () => {
       await fixture.cluster.apply(
         { apiVersion: 'v1', kind: 'Namespace', metadata: { name: 'shop' } },
-        foreignClass('csi', at),
-        foreignClass('subdir', at),
+        foreignClass('csi', exportLocation),
+        foreignClass('subdir', exportLocation),
         foreignClaim('csi', 'shop', 'films'),
         statefulSet(fixture.busybox),
       );
-      db = await provision('subdir', 'data-db-0');
-      films = await provision('csi', 'films');
+      dbVolume = await provision('subdir', 'data-db-0');
+      filmsVolume = await provision('csi', 'films');
       await mkdir(join(filer.exported, 'films'), { mode: 0o777 });
       await writeFile(join(filer.exported, 'films', 'old'), 'by hand\n');
-      inodes = inodesOf(db.folder);
+      inodes = inodesOf(dbVolume.folder);
       // After the directories exist, because the server caches a listing of a directory for a while.
       const store = { apiVersion: 'stowage.dev/v1', kind: 'Store', metadata: { name: 'silver' }, spec: filer.spec };
       await fixture.cluster.apply(store);
       await kubectl('wait', '--for=condition=Ready', 'store/silver', '--timeout=90s');
-      const found = await shell(look.join('\n'));
+      const found = await shell(listCommands.join('\n'));
       expect(found).toMatch(
-        new RegExp(`shop/data-db-0 +used +${db.volume} +shop-data-db-0-${db.volume} +used by pod db-0`),
+        new RegExp(`shop/data-db-0 +used +${dbVolume.volume} +shop-data-db-0-${dbVolume.volume} +used by pod db-0`),
       );
-      expect(found).toMatch(new RegExp(`shop/films +ready +${films.volume} +${films.volume} `));
+      expect(found).toMatch(new RegExp(`shop/films +ready +${filmsVolume.volume} +${filmsVolume.volume} `));
       const refused = await shell('kubectl stowage take-over silver shop/data-db-0 || echo "status $?"');
       expect(refused).toMatch(/^left shop\/data-db-0: used by pod db-0: .*\nstatus 1\n$/);
-      expect((await claimOf('data-db-0')).spec.volumeName).toBe(db.volume);
+      expect((await claimOf('data-db-0')).spec.volumeName).toBe(dbVolume.volume);
     },
     longTimeoutMs,
   );
@@ -253,7 +257,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       const section = sectionOf('Use existing directories');
       const [adopt = []] = commandsIn('Use existing directories');
       expect(adopt).toHaveLength(1);
-      await all(adopt);
+      await runAll(adopt);
       const objects = /^```yaml\n(.*?)^```/ms.exec(section)?.[1] ?? '';
       const file = join(fixture.cluster.folder, 'films.yaml');
       await writeFile(file, objects);
@@ -261,40 +265,40 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       await shell(`kubectl apply -f ${file}`);
       const script = 'cat /data/old && exec sleep 100000';
       const node = fixture.cluster.nodes[0]?.name ?? '';
-      const pod = usingPod({ name: 'films', volume: 'films', script, node, image: fixture.busybox });
+      const pod = podWithVolume({ name: 'films', volume: 'films', script, node, image: fixture.busybox });
       await fixture.cluster.apply({ ...pod, metadata: { name: 'films', namespace: 'video' } });
-      const own = ['--namespace=video', '--timeout=90s'];
-      await kubectl('wait', '--for=condition=Ready', 'pod/films', ...own);
+      const options = ['--namespace=video', '--timeout=90s'];
+      await kubectl('wait', '--for=condition=Ready', 'pod/films', ...options);
       expect(await kubectl('logs', 'films', '--namespace=video')).toBe('by hand');
-      await kubectl('delete', 'pod/films', 'pvc/films', ...own);
+      await kubectl('delete', 'pod/films', 'pvc/films', ...options);
       await kubectl('delete', 'pv', 'films');
       expect(readdirSync(join(filer.exported, 'films'))).toEqual(['old']);
     },
     longTimeoutMs,
   );
 
-  const isTaken = async (): Promise<void> => {
+  const expectTakenOver = async (): Promise<void> => {
     expect(await claimOf('data-db-0')).toMatchObject({
       metadata: { labels: { app: 'db' } },
-      spec: { volumeName: `${db.volume}-stowage`, storageClassName: 'nfs-client' },
+      spec: { volumeName: `${dbVolume.volume}-stowage`, storageClassName: 'nfs-client' },
       status: { phase: 'Bound' },
     });
-    for (const name of [db.volume, `${db.volume}-stowage`])
+    for (const name of [dbVolume.volume, `${dbVolume.volume}-stowage`])
       expect((await volumeOf(name)).spec.persistentVolumeReclaimPolicy).toBe('Retain');
     await kubectl('wait', '--for=condition=Ready', 'pod/db-0', '--namespace=shop', '--timeout=120s');
     expect(await kubectl('exec', 'db-0', '--namespace=shop', '--', 'cat', '/data/old')).toBe('of data-db-0');
     await kubectl('exec', 'db-0', '--namespace=shop', '--', 'sh', '-c', 'date >>/data/new && sync /data/new');
     // The pod's files are in the same directory as before.
-    expect(readdirSync(db.folder).sort()).toEqual(['new', 'old']);
-    expect(inodesOf(db.folder)).toEqual(inodes);
+    expect(readdirSync(dbVolume.folder).sort()).toEqual(['new', 'old']);
+    expect(inodesOf(dbVolume.folder)).toEqual(inodes);
   };
 
   test(
-    'takes over a claim, and the claim’s pod has its data',
+    'has commands that take over a claim, and the claim’s pod keeps its data',
     async () => {
-      expect(take).toHaveLength(5);
-      await all(take);
-      await isTaken();
+      expect(takeOverCommands).toHaveLength(5);
+      await runAll(takeOverCommands);
+      await expectTakenOver();
       // A second run changes nothing.
       const uid = (await claimOf('data-db-0')).metadata.uid;
       expect(await shell('kubectl stowage take-over silver shop/data-db-0')).toBe('');
@@ -304,27 +308,30 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
   );
 
   test(
-    'gives the claim back, and takes it over again',
+    'has commands that give the claim back, after which it can be taken over again',
     async () => {
-      const wrote = await readFile(join(db.folder, 'new'), 'utf8');
-      expect(undo).toHaveLength(3);
-      await all(undo);
-      expect(await claimOf('data-db-0')).toMatchObject({ spec: { volumeName: db.volume }, status: { phase: 'Bound' } });
-      expect(await volumeOf(db.volume)).toMatchObject({
-        spec: { persistentVolumeReclaimPolicy: 'Delete', nfs: { path: db.folder } },
+      const wrote = await readFile(join(dbVolume.folder, 'new'), 'utf8');
+      expect(undoCommands).toHaveLength(3);
+      await runAll(undoCommands);
+      expect(await claimOf('data-db-0')).toMatchObject({
+        spec: { volumeName: dbVolume.volume },
         status: { phase: 'Bound' },
       });
-      expect(await volumes()).not.toContain(`${db.volume}-stowage`);
-      expect(await readFile(join(db.folder, 'new'), 'utf8')).toBe(wrote);
-      expect(inodesOf(db.folder)).toEqual(inodes);
-      await all(take);
-      await isTaken();
+      expect(await volumeOf(dbVolume.volume)).toMatchObject({
+        spec: { persistentVolumeReclaimPolicy: 'Delete', nfs: { path: dbVolume.folder } },
+        status: { phase: 'Bound' },
+      });
+      expect(await volumes()).not.toContain(`${dbVolume.volume}-stowage`);
+      expect(await readFile(join(dbVolume.folder, 'new'), 'utf8')).toBe(wrote);
+      expect(inodesOf(dbVolume.folder)).toEqual(inodes);
+      await runAll(takeOverCommands);
+      await expectTakenOver();
     },
     longTimeoutMs,
   );
 
   test(
-    'continues a take-over that was killed',
+    'has a command that continues a take-over that was killed',
     async () => {
       // A watch, because polling would be too slow: Kubernetes takes the next step within some tenths of a second.
       const watch = spawn('kubectl', ['get', 'pv', '--watch', '--output=name'], {
@@ -333,52 +340,56 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       });
       onTestFinished(() => void watch.kill('SIGKILL'));
       const lines = createInterface({ input: watch.stdout, signal: AbortSignal.timeout(60_000) });
-      const told = lines[Symbol.asyncIterator]();
-      await told.next();
-      const one = spawn('kubectl-stowage', ['take-over', 'silver', '--all'], { detached: true, env, stdio: 'ignore' });
-      const ended = once(one, 'exit');
+      const lineIterator = lines[Symbol.asyncIterator]();
+      await lineIterator.next();
+      const takeOver = spawn('kubectl-stowage', ['take-over', 'silver', '--all'], {
+        detached: true,
+        env,
+        stdio: 'ignore',
+      });
+      const ended = once(takeOver, 'exit');
       for (
-        let line = await told.next();
-        line.value !== `persistentvolume/${films.volume}-stowage`;
-        line = await told.next()
+        let line = await lineIterator.next();
+        line.value !== `persistentvolume/${filmsVolume.volume}-stowage`;
+        line = await lineIterator.next()
       )
         expect(line.done).not.toBe(true);
-      killGroup(one);
+      killGroup(takeOver);
       expect(await ended).toEqual([null, 'SIGKILL']);
-      for (const name of [films.volume, `${films.volume}-stowage`])
+      for (const name of [filmsVolume.volume, `${filmsVolume.volume}-stowage`])
         expect((await volumeOf(name)).spec.persistentVolumeReclaimPolicy).toBe('Retain');
       await shell('kubectl stowage take-over silver --all');
       expect(await claimOf('films')).toMatchObject({
-        spec: { volumeName: `${films.volume}-stowage` },
+        spec: { volumeName: `${filmsVolume.volume}-stowage` },
         status: { phase: 'Bound' },
       });
-      expect(readFileSync(join(films.folder, 'old'), 'utf8')).toBe('of films\n');
+      expect(readFileSync(join(filmsVolume.folder, 'old'), 'utf8')).toBe('of films\n');
     },
     longTimeoutMs,
   );
 
   test(
-    'leaves everything as if Stowage had created it',
+    'has commands that make a taken-over claim like one that Stowage created',
     async () => {
-      await all(finish);
+      await runAll(finishCommands);
       // The old provisioner sees that the PV has the policy Retain, and removes its finalizer.
-      await kubectl('patch', 'pv', films.volume, '--type=merge', '--patch', '{"metadata":{"finalizers":null}}');
-      await expect.poll(volumes, wait).not.toContain(films.volume);
-      await expect.poll(volumes, wait).not.toContain(db.volume);
+      await kubectl('patch', 'pv', filmsVolume.volume, '--type=merge', '--patch', '{"metadata":{"finalizers":null}}');
+      await expect.poll(volumes, pollOptions).not.toContain(filmsVolume.volume);
+      await expect.poll(volumes, pollOptions).not.toContain(dbVolume.volume);
       expect(await kubectl('exec', 'db-0', '--namespace=shop', '--', 'cat', '/data/old')).toBe('of data-db-0');
-      await all(rename);
+      await runAll(renameCommands);
       const fresh = claim({ name: 'fresh', storageClassName: foreignClasses.subdir, mode: 'ReadWriteMany' });
       await fixture.cluster.apply(fresh);
       await kubectl('wait', '--for=jsonpath={.status.phase}=Bound', 'pvc/fresh', '--timeout=90s');
-      expect(existsSync(films.folder)).toBe(true);
+      expect(existsSync(filmsVolume.folder)).toBe(true);
       // No program knows what csi-driver-nfs would have done, so the data stay until an administrator decides
       // otherwise.
-      const mayGo = '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}';
-      await kubectl('patch', 'pv', `${films.volume}-stowage`, '--type=merge', '-p', mayGo);
+      const deletePolicy = '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}';
+      await kubectl('patch', 'pv', `${filmsVolume.volume}-stowage`, '--type=merge', '-p', deletePolicy);
       await kubectl('delete', 'pvc', 'films', '--namespace=shop');
-      await expect.poll(() => existsSync(films.folder), wait).toBe(false);
-      await expect.poll(volumes, wait).not.toContain(`${films.volume}-stowage`);
-      expect(inodesOf(db.folder)).toEqual(inodes);
+      await expect.poll(() => existsSync(filmsVolume.folder), pollOptions).toBe(false);
+      await expect.poll(volumes, pollOptions).not.toContain(`${filmsVolume.volume}-stowage`);
+      expect(inodesOf(dbVolume.folder)).toEqual(inodes);
     },
     longTimeoutMs,
   );

@@ -12,7 +12,7 @@ import { dirname, join } from 'node:path';
 import { runner } from '#testbed/run.ts';
 import { boot, findMachine, kernelPackage, makeGuest } from './virtual-machine.ts';
 
-const limitMs = 30 * 60_000;
+const runLimitMs = 30 * 60_000;
 const seed = Number(process.argv[2] ?? Date.now() % 1_000_000);
 
 /**
@@ -51,7 +51,7 @@ echo o >/proc/sysrq-trigger
 sleep 60
 `;
 
-const run = runner(AbortSignal.timeout(limitMs));
+const run = runner(AbortSignal.timeout(runLimitMs));
 await using work = await mkdtempDisposable(join(tmpdir(), 'stowage-qemu-'));
 const machine = await findMachine(work.path, run);
 const guest = await makeGuest(
@@ -75,8 +75,8 @@ const guest = await makeGuest(
   run,
 );
 console.log(`starting ${dirname(machine.program)} with ${kernelPackage}, seed ${seed}`);
-const said = await boot(machine, guest, limitMs);
-const version = /kernel (\d\S*)/.exec(said)?.[1] ?? 'unknown';
-const isGood = /^RESULT good/m.test(said);
+const output = await boot(machine, guest, runLimitMs);
+const version = /kernel (\d\S*)/.exec(output)?.[1] ?? 'unknown';
+const isGood = /^RESULT good/m.test(output);
 console.log(`\nLinux nfsd of kernel ${version}, seed ${seed}: ${isGood ? 'good' : 'bad'}`);
 process.exitCode = isGood ? 0 : 1;

@@ -16,28 +16,28 @@ import { pick } from '../crash/seeded-random.ts';
 
 export const nfsd = { host: '127.0.0.1', port: 2049 } as const;
 export const mountPort = 20_048;
-export const second = { host: '127.0.0.3', source: '127.0.0.4' } as const;
-const threads = 8;
+export const secondAddress = { host: '127.0.0.3', source: '127.0.0.4' } as const;
+const nfsdThreads = 8;
 
 const exec = promisify(execFile);
 
 export async function restartNfsd(): Promise<void> {
-  const limited = { timeout: 60_000 };
-  await exec('rpc.nfsd', ['0'], limited);
-  await exec('rpc.nfsd', ['--no-udp', '--tcp', '--nfs-version', '3', String(threads)], limited);
+  const execOptions = { timeout: 60_000 };
+  await exec('rpc.nfsd', ['0'], execOptions);
+  await exec('rpc.nfsd', ['--no-udp', '--tcp', '--nfs-version', '3', String(nfsdThreads)], execOptions);
 }
 
-export interface WorkplaceOptions {
+export interface TestDirectoryOptions {
   readonly stallMs?: number;
   readonly connections?: number;
   /** More addresses of the server for node A. */
-  readonly more?: readonly Address[];
+  readonly moreAddresses?: readonly Address[];
 }
 
 /** A new directory of an export, and the two nodes that use it. */
-export async function openWorkplace(
+export async function openTestDirectory(
   exported: string,
-  { more = [], ...options }: WorkplaceOptions = {},
+  { moreAddresses: more = [], ...options }: TestDirectoryOptions = {},
 ): Promise<ResendNodes & Disposable> {
   using opened = new DisposableStack();
   const { nfs: b, root } = opened.use(await openExport({ ...nfsd, nfsPort: nfsd.port, mountPort }, exported));
@@ -45,7 +45,7 @@ export async function openWorkplace(
   const { handle: directory } = await b.mkdir(root, name, { mode: 0o755 });
   const proxy = opened.use(await startReplayingProxy(nfsd));
   const a = opened.use(connect({ ...options, addresses: [proxy, ...more] }));
-  const held = opened.move();
+  const resources = opened.move();
   return {
     proxy,
     a,
@@ -53,7 +53,7 @@ export async function openWorkplace(
     directory,
     folder: join(exported, name),
     witnesses: root,
-    [Symbol.dispose]: () => held.dispose(),
+    [Symbol.dispose]: () => resources.dispose(),
   };
 }
 
@@ -65,7 +65,7 @@ export function connect(
 }
 
 /** The procedures SETATTR, and WRITE to LINK. */
-const isChange = (procedure: number): boolean => procedure === 2 || (procedure >= 7 && procedure <= 15);
+const changesData = (procedure: number): boolean => procedure === 2 || (procedure >= 7 && procedure <= 15);
 
 export interface Disturbances extends ReplayingProxyOptions {
   readonly counts: Readonly<Record<Exclude<Disturbance, 'none'>, number>>;
@@ -78,7 +78,7 @@ export function disturbances(random: () => number, { late }: { readonly late: bo
   return {
     counts,
     disturb: (call) => {
-      const isChanging = isChange(procedureOf(call));
+      const isChanging = changesData(procedureOf(call));
       if (random() > (isChanging ? 1 / 8 : 1 / 50)) return 'none';
       const kind = (isChanging ? pick(kinds, random) : undefined) ?? 'cut before the call';
       counts[kind]++;

@@ -16,13 +16,13 @@ import { parseOptions } from '#stores/nfs/options.ts';
 import { startReplayingProxy } from '#testing/replaying-proxy.ts';
 import { remove, setattr } from '#wire/nfs3/procedures.ts';
 import { seededRandom } from '../crash/seeded-random.ts';
-import { type Disturbances, disturbances, mountPort, nfsd, second } from './nfsd-clients.ts';
+import { type Disturbances, disturbances, mountPort, nfsd, secondAddress } from './nfsd-clients.ts';
 
 const scope = { signal: new AbortController().signal, log: silentLog() };
 
 /** A host with an open store on the export. */
 interface Host extends AsyncDisposable {
-  readonly others: HostLocks;
+  readonly locks: HostLocks;
 }
 
 async function openHost(hosts: readonly string[], port: number, folder: string, instance: string): Promise<Host> {
@@ -39,9 +39,9 @@ async function openHost(hosts: readonly string[], port: number, folder: string, 
     marks,
     held: new Set<string>(),
   };
-  const { hostLocks: others, close } = await openNfsStoreRoot(parts, scope);
-  if (others === undefined) throw new Error('the store has no locks');
-  return { others, [Symbol.asyncDispose]: close };
+  const { hostLocks: locks, close } = await openNfsStoreRoot(parts, scope);
+  if (locks === undefined) throw new Error('the store has no locks');
+  return { locks: locks, [Symbol.asyncDispose]: close };
 }
 
 export interface LockRun {
@@ -60,10 +60,10 @@ export async function holdByTurns(folder: string, seed: number, turns: number): 
   const cuts: Disturbances['counts'][] = [];
   let inside = 0;
   let refused = 0;
-  async function takeTurns(others: HostLocks): Promise<void> {
+  async function takeTurns(locks: HostLocks): Promise<void> {
     for (let turn = 0; turn < turns; ) {
       try {
-        await using _ = await others.hold([id], scope.signal);
+        await using _ = await locks.hold([id], scope.signal);
         equal(++inside, 1, 'two hosts hold one lock');
         const before = Number(readFileSync(counter, 'utf8'));
         await delay(5);
@@ -82,7 +82,7 @@ export async function holdByTurns(folder: string, seed: number, turns: number): 
     const disturbed = disturbances(seededRandom(seed + i), { late: true });
     cuts.push(disturbed.counts);
     const proxy = opened.use(await startReplayingProxy(nfsd, { ...disturbed, source: `127.0.0.${10 + i}` }));
-    hosts.push(opened.use(await openHost([proxy.host], proxy.port, folder, `host-${i}`)).others);
+    hosts.push(opened.use(await openHost([proxy.host], proxy.port, folder, `host-${i}`)).locks);
   }
   await Promise.all(hosts.map(takeTurns));
   const held = hosts.length * turns;
@@ -101,22 +101,22 @@ export async function releaseAcrossFailOver(folder: string): Promise<void> {
   mkdirSync(folder);
   const id: VolumeId = newVolumeId();
   const first = opened.use(await startReplayingProxy(nfsd));
-  const other = opened.use(await startReplayingProxy(nfsd, { ...second, port: first.port }));
+  const other = opened.use(await startReplayingProxy(nfsd, { ...secondAddress, port: first.port }));
   const one = opened.use(await openHost([first.host, other.host], first.port, folder, 'one'));
   const two = opened.use(await openHost([nfsd.host], nfsd.port, folder, 'two'));
   const three = opened.use(await openHost([nfsd.host], nfsd.port, folder, 'three'));
-  const held = await one.others.hold([id], scope.signal);
+  const held = await one.locks.hold([id], scope.signal);
   const stalled = first.stallReply(remove.number, setattr.number);
   const released = held[Symbol.asyncDispose]();
   await stalled;
-  const next = await two.others.hold([id], scope.signal);
+  const next = await two.locks.hold([id], scope.signal);
   await released;
   // Waiting calls trigger the host's fail-over.
-  await one.others.holderOf(id).catch(() => undefined);
+  await one.locks.holderOf(id).catch(() => undefined);
   ok(other.ports.length > 0, 'the host did not fail over');
-  ok((await three.others.holderOf(id)) !== 'nobody', 'the lock of the second host is gone');
-  await rejects(three.others.hold([id], AbortSignal.timeout(3_000)), 'two hosts hold one lock');
+  ok((await three.locks.holderOf(id)) !== 'nobody', 'the lock of the second host is gone');
+  await rejects(three.locks.hold([id], AbortSignal.timeout(3_000)), 'two hosts hold one lock');
   await next[Symbol.asyncDispose]();
-  const last = await three.others.hold([id], scope.signal);
+  const last = await three.locks.hold([id], scope.signal);
   await last[Symbol.asyncDispose]();
 }

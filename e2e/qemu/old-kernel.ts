@@ -13,8 +13,8 @@ import { runner } from '#testbed/run.ts';
 import { boot, findMachine, kernelPackage, makeGuest } from './virtual-machine.ts';
 
 /** The run takes three minutes on an idle machine. */
-const limitMs = 30 * 60_000;
-const kept = join('.stowage-qemu', 'old-kernel.log');
+const runLimitMs = 30 * 60_000;
+const logFile = join('.stowage-qemu', 'old-kernel.log');
 
 const init = `#!/bin/sh
 export PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -25,12 +25,12 @@ mount -t tmpfs -o size=1g tmp /tmp
 mkdir -p /srv && mount -t tmpfs -o size=512m srv /srv
 modprobe fuse
 ip link set lo up
-cd /stowage && node --disable-warning=ExperimentalWarning e2e/qemu/guest.ts /stowage/dist
+cd /stowage && node --disable-warning=ExperimentalWarning e2e/qemu/old-kernel-guest.ts /stowage/dist
 echo o >/proc/sysrq-trigger
 sleep 60
 `;
 
-const run = runner(AbortSignal.timeout(limitMs));
+const run = runner(AbortSignal.timeout(runLimitMs));
 await using work = await mkdtempDisposable(join(tmpdir(), 'stowage-qemu-'));
 const machine = await findMachine(work.path, run);
 const finish = async (_root: string, ours: string): Promise<void> => {
@@ -38,13 +38,13 @@ const finish = async (_root: string, ours: string): Promise<void> => {
 };
 const guest = await makeGuest(work.path, { modules: ['fs/fuse/fuse.ko*'], init, finish }, run);
 console.log(`starting ${dirname(machine.program)} with ${kernelPackage}`);
-const said = await boot(machine, guest, limitMs);
-const version = /kernel (\d\S*)/.exec(said)?.[1] ?? 'unknown';
-const isGood = /^RESULT good/m.test(said);
+const output = await boot(machine, guest, runLimitMs);
+const version = /kernel (\d\S*)/.exec(output)?.[1] ?? 'unknown';
+const isGood = /^RESULT good/m.test(output);
 console.log(`\nthe data path on kernel ${version}: ${isGood ? 'good' : 'bad'}`);
 if (!isGood) {
-  await mkdir(dirname(kept), { recursive: true });
-  await writeFile(kept, said);
-  console.log(`its output is in ${kept}`);
+  await mkdir(dirname(logFile), { recursive: true });
+  await writeFile(logFile, output);
+  console.log(`its output is in ${logFile}`);
 }
 process.exitCode = isGood ? 0 : 1;

@@ -32,7 +32,7 @@ export interface Machine {
   readonly firmware: readonly string[];
 }
 
-async function unpacked(packages: readonly string[], into: string, run: Run): Promise<void> {
+async function unpackPackages(packages: readonly string[], into: string, run: Run): Promise<void> {
   const { tar } = await rootfs(packages, run);
   await mkdir(into);
   await run('tar', ['-xf', tar, '-C', into, '--numeric-owner']);
@@ -58,7 +58,7 @@ async function selectModules(root: string, wanted: readonly string[], run: Run):
 export async function makeGuest(work: string, parts: GuestParts, run: Run): Promise<Guest> {
   const root = join(work, 'guest');
   const { packages = [], modules, init, finish } = parts;
-  await unpacked([kernelPackage, 'cpio', 'iproute2', 'kmod', 'mount', 'util-linux', ...packages], root, run);
+  await unpackPackages([kernelPackage, 'cpio', 'iproute2', 'kmod', 'mount', 'util-linux', ...packages], root, run);
   const [kernel] = globSync(join(root, 'boot', 'vmlinuz-*'));
   if (kernel === undefined) throw new Error(`${kernelPackage} has no kernel`);
   await copyFile(kernel, join(work, 'kernel'));
@@ -66,13 +66,13 @@ export async function makeGuest(work: string, parts: GuestParts, run: Run): Prom
   await rm(join(root, 'boot'), { recursive: true });
   await mkdir(join(root, 'usr/local/bin'), { recursive: true });
   await copyFile(process.execPath, join(root, 'usr/local/bin/node'));
-  const ours = join(root, 'stowage');
-  await mkdir(ours);
+  const sourceFolder = join(root, 'stowage');
+  await mkdir(sourceFolder);
   for (const name of ['src', 'e2e', 'package.json'])
-    await cp(join(repository, name), join(ours, name), { recursive: true });
+    await cp(join(repository, name), join(sourceFolder, name), { recursive: true });
   const native = join('node_modules', '@koromix', 'koffi-linux-x64');
-  await cp(join(repository, native), join(ours, native), { recursive: true, dereference: true });
-  await finish?.(root, ours);
+  await cp(join(repository, native), join(sourceFolder, native), { recursive: true, dereference: true });
+  await finish?.(root, sourceFolder);
   await writeFile(join(root, 'init'), init);
   await chmod(join(root, 'init'), 0o755);
   const memory = join(work, 'memory');
@@ -88,7 +88,7 @@ export async function findMachine(work: string, run: Run): Promise<Machine> {
   const installed = onPath('qemu-system-x86_64');
   if (installed !== undefined) return { program: installed, env: process.env, firmware: [] };
   const root = join(work, 'qemu');
-  await unpacked(['qemu-system-x86'], root, run);
+  await unpackPackages(['qemu-system-x86'], root, run);
   const libraries = ['', ...(await readdir(join(root, 'usr/lib/x86_64-linux-gnu')))]
     .filter((name) => name === '' || name === 'pulseaudio')
     .map((name) => join(root, 'usr/lib/x86_64-linux-gnu', name));
@@ -130,13 +130,13 @@ export async function boot(
     'console=ttyS0 rdinit=/init quiet panic=-1',
   ];
   const child = spawn(program, args, { env, stdio: ['ignore', 'pipe', 'inherit'] });
-  const late = setTimeout(() => child.kill('SIGKILL'), limitMs);
-  let said = '';
+  const timer = setTimeout(() => child.kill('SIGKILL'), limitMs);
+  let output = '';
   child.stdout.setEncoding('utf8').on('data', (text: string) => {
     process.stdout.write(text);
-    said += text;
+    output += text;
   });
   await once(child, 'close');
-  clearTimeout(late);
-  return said;
+  clearTimeout(timer);
+  return output;
 }

@@ -15,21 +15,21 @@ export function cannotInstall(): string | undefined {
 export async function install(wanted: readonly string[], run: Run): Promise<readonly string[]> {
   const apt = (...args: readonly string[]): Promise<string> =>
     run('apt-get', ['-o', 'DPkg::Lock::Timeout=300', ...args]);
-  const knows = (name: string): Promise<boolean> =>
+  const isKnown = (name: string): Promise<boolean> =>
     run('apt-cache', ['show', '--no-all-versions', name]).then(
       () => true,
       () => false,
     );
-  const certain = wanted.filter((name) => !name.endsWith('?'));
+  const requiredNames = wanted.filter((name) => !name.endsWith('?'));
   let fresh = false;
   const update = async (): Promise<void> => {
     await apt('update');
     fresh = true;
   };
-  if (!(await Promise.all(certain.map(knows))).every(Boolean)) await update();
-  const maybe = wanted.filter((name) => name.endsWith('?')).map((name) => name.slice(0, -1));
-  const known = await Promise.all(maybe.map(async (name) => ((await knows(name)) ? [name] : [])));
-  const packages = [...new Set([...certain, ...known.flat()])].sort();
+  if (!(await Promise.all(requiredNames.map(isKnown))).every(Boolean)) await update();
+  const optionalNames = wanted.filter((name) => name.endsWith('?')).map((name) => name.slice(0, -1));
+  const known = await Promise.all(optionalNames.map(async (name) => ((await isKnown(name)) ? [name] : [])));
+  const packages = [...new Set([...requiredNames, ...known.flat()])].sort();
   const attempt = (): Promise<string> => apt('install', '-y', '--no-install-recommends', ...packages);
   using _quiet = preventDaemonStarts();
   try {

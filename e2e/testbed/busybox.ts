@@ -28,11 +28,11 @@ export async function loadBusybox(engine: Pick<TestEngine, 'run'>, signal: Abort
 }
 
 /** Increased when the build of the image changes. */
-const format = 1;
+const formatVersion = 1;
 
 async function busyboxTar(signal: AbortSignal): Promise<string> {
   const program = onPath('busybox') ?? 'busybox';
-  const tar = join(cacheFolder(), `busybox-${digest(`${format}`, readFileSync(program, 'base64'))}.tar`);
+  const tar = join(cacheFolder(), `busybox-${digest(`${formatVersion}`, readFileSync(program, 'base64'))}.tar`);
   if (existsSync(tar)) return tar;
   const run = runner(signal);
   await using work = await mkdtempDisposable(join(tmpdir(), 'stowage-busybox-'));
@@ -47,9 +47,9 @@ async function busyboxTar(signal: AbortSignal): Promise<string> {
   await writeFile(join(root, 'etc/passwd'), users.join('\n'));
   await writeFile(join(root, 'etc/group'), 'root:x:0:\nuser:x:1000:\n');
   const config = { Cmd: ['/bin/sh'], Env: ['PATH=/bin'] };
-  const half = await pack({ root, name: busyboxImage, config, work: work.path, run });
+  const partialTar = await pack({ root, name: busyboxImage, config, work: work.path, run });
   await mkdir(cacheFolder(), { recursive: true });
-  await cp(half, `${tar}.${process.pid}`);
+  await cp(partialTar, `${tar}.${process.pid}`);
   await rename(`${tar}.${process.pid}`, tar);
   return tar;
 }

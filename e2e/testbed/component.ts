@@ -33,8 +33,8 @@ export const repository = dirname(dirname(import.meta.dirname));
 
 /** The folder where `npm run testbed` keeps downloads and builds. */
 export function cacheFolder(): string {
-  const own = process.env['STOWAGE_TESTBED_CACHE'];
-  if (own !== undefined && own !== '') return own;
+  const configuredFolder = process.env['STOWAGE_TESTBED_CACHE'];
+  if (configuredFolder !== undefined && configuredFolder !== '') return configuredFolder;
   const xdg = process.env['XDG_CACHE_HOME'];
   return join(xdg !== undefined && xdg !== '' ? xdg : join(homedir(), '.cache'), 'stowage-testbed');
 }
@@ -45,10 +45,10 @@ export function onPath(program: string): string | undefined {
   return folders
     .filter((folder) => folder !== '')
     .map((folder) => join(folder, program))
-    .find(executable);
+    .find(isExecutable);
 }
 
-function executable(path: string): boolean {
+function isExecutable(path: string): boolean {
   try {
     accessSync(path, constants.X_OK);
     return true;
@@ -72,8 +72,8 @@ export function commandFailure(
     execFileSync(file, args, { ...options, stdio: ['ignore', 'ignore', 'pipe'], timeout: 10_000 });
     return undefined;
   } catch (error) {
-    const said = error instanceof Error && 'stderr' in error ? String(error.stderr).trim() : '';
-    return said.split('\n')[0] || (error instanceof Error ? error.message : String(error));
+    const errorOutput = error instanceof Error && 'stderr' in error ? String(error.stderr).trim() : '';
+    return errorOutput.split('\n')[0] || (error instanceof Error ? error.message : String(error));
   }
 }
 
@@ -88,13 +88,13 @@ export interface CachedBuild {
 }
 
 /** A component that cargo builds into its cache folder. */
-export const builtByCargo = (place: CachedBuild): Pick<Component, 'probe' | 'tool' | 'command' | 'packages'> => ({
+export const builtByCargo = (build: CachedBuild): Pick<Component, 'probe' | 'tool' | 'command' | 'packages'> => ({
   probe: () => {
-    const why = place.probe();
+    const why = build.probe();
     const lacking = missingPrograms('cargo', 'gcc');
     return why === undefined || lacking === undefined ? why : `${why}, and to build it: ${lacking}`;
   },
-  tool: place.tool,
+  tool: build.tool,
   command: 'install Rust 1.88 or newer with rustup, then npm run testbed',
   packages: () => (missingPrograms('gcc') === undefined ? [] : ['gcc', 'libc6-dev']),
 });

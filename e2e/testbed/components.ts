@@ -95,13 +95,13 @@ export const components = {
   podman,
   busybox,
   netns: {
-    what: 'network namespaces, and cables between them (ip, nsenter)',
+    what: 'network namespaces, and veth pairs between them (ip, nsenter)',
     probe: () => missingPrograms('ip', 'nsenter', 'setpriv') ?? whyNoVethPairs(),
     command: 'npm run testbed, as root (in a container: --cap-add SYS_ADMIN --cap-add NET_ADMIN)',
     packages: () => packagesUnlessOnPath(['ip', 'nsenter', 'setpriv'], ['iproute2', 'util-linux']),
   },
   firewall: {
-    what: 'rules that lose or refuse packets, in a network namespace (iptables)',
+    what: 'rules that drop or reject packets, in a network namespace (iptables)',
     probe: () => missingPrograms('iptables', 'unshare') ?? whyNoFirewall(),
     command: 'npm run testbed, as root (in a container: --cap-add SYS_ADMIN --cap-add NET_ADMIN)',
     packages: () => packagesUnlessOnPath(['iptables'], ['iptables']),
@@ -113,7 +113,7 @@ export const components = {
     packages: () => ['fio'],
   },
   'stress-ng': {
-    what: 'stress-ng, whose stressors do odd things to files and check what comes of it',
+    what: 'stress-ng, which stresses file operations and verifies the results',
     probe: () => missingPrograms('stress-ng'),
     command: testbedCommand,
     packages: () => ['stress-ng'],
@@ -131,25 +131,25 @@ export const components = {
     packages: () => ['jq'],
   },
   python3: {
-    what: 'Python 3, by whose standard library tests make system calls that no program makes',
+    what: 'Python 3, to make system calls that no other program makes',
     probe: () => missingPrograms('python3'),
     command: testbedCommand,
     packages: () => ['python3'],
   },
   perl: {
-    what: 'Perl, for the same',
+    what: 'Perl, to make system calls that no other program makes',
     probe: () => missingPrograms('perl'),
     command: testbedCommand,
     packages: () => ['perl-base'],
   },
   zsh: {
-    what: 'zsh, to try its completion script',
+    what: 'zsh, to test its completion script',
     probe: () => missingPrograms('zsh'),
     command: testbedCommand,
     packages: () => ['zsh'],
   },
   fish: {
-    what: 'fish, to try its completion script',
+    what: 'fish, to test its completion script',
     probe: () => missingPrograms('fish'),
     command: testbedCommand,
     packages: () => ['fish'],
@@ -165,7 +165,7 @@ export const components = {
   ganesha,
   rpcbind,
   libnfs: {
-    what: 'libnfs: nfs-ls, nfs-cp and nfs-cat, and what C programs are built with',
+    what: 'libnfs: nfs-ls, nfs-cp and nfs-cat, and the files to build C programs with it',
     probe: () => missingPrograms('nfs-ls', 'nfs-cp', 'nfs-cat', 'gcc') ?? whyNotOpen('/usr/include/nfsc/libnfs.h', 'r'),
     command: testbedCommand,
     packages: () => ['libnfs-utils', 'libnfs-dev', ...packagesUnlessOnPath(['gcc'], ['gcc', 'libc6-dev'])],
@@ -201,12 +201,12 @@ function whyNoMounts(): string | undefined {
   const capabilities = BigInt(`0x${/^CapEff:\s*([0-9a-f]+)/m.exec(status)?.[1] ?? '0'}`);
   const sysAdmin = 1n << 21n;
   if ((capabilities & sysAdmin) === 0n) return 'this process lacks CAP_SYS_ADMIN';
-  const at = mkdtempSync(join(tmpdir(), 'stowage-probe-'));
+  const folder = mkdtempSync(join(tmpdir(), 'stowage-probe-'));
   try {
     // In a mount namespace that ends with the process.
-    return commandFailure('unshare', [...slaveMounts, 'mount', '-t', 'tmpfs', 'stowage-probe', at]);
+    return commandFailure('unshare', [...slaveMounts, 'mount', '-t', 'tmpfs', 'stowage-probe', folder]);
   } finally {
-    rmdirSync(at);
+    rmdirSync(folder);
   }
 }
 

@@ -10,28 +10,28 @@ import { digest } from './rootfs.ts';
 const version = '2.40.3';
 const source = join(import.meta.dirname, 'compose');
 const sources = ['go.mod', 'go.sum'].map((name) => readFileSync(join(source, name), 'utf8'));
-const place = cachedBuild('compose', `${version}-${digest(...sources)}`, 'cli-plugins/docker-compose');
-const commandDeadline = 180_000;
+const cachedPlugin = cachedBuild('compose', `${version}-${digest(...sources)}`, 'cli-plugins/docker-compose');
+const commandTimeoutMs = 180_000;
 
 /** Debian's docker-compose package is the older program, which users no longer have. */
 export const compose: Component = {
   what: `Docker Compose ${version}, a plugin of the docker command`,
   probe: () => {
-    const why = place.probe();
+    const why = cachedPlugin.probe();
     const lacking = missingPrograms('go');
     return why === undefined || lacking === undefined ? why : `${why}, and to build it: ${lacking}`;
   },
-  tool: place.tool,
+  tool: cachedPlugin.tool,
   command: 'install Go 1.21 or newer, then npm run testbed',
   packages: () => (missingPrograms('go') === undefined ? [] : ['golang-go']),
   make: async (run) => {
-    await rm(place.folder(), { recursive: true, force: true });
-    await mkdir(dirname(place.tool()), { recursive: true });
+    await rm(cachedPlugin.folder(), { recursive: true, force: true });
+    await mkdir(dirname(cachedPlugin.tool()), { recursive: true });
     // A Go that is too old downloads the required toolchain like any other module.
     const env = ['CGO_ENABLED=0', 'GOTOOLCHAIN=auto', 'go'];
-    const flags = ['-mod=readonly', '-buildvcs=false', '-trimpath', '-ldflags', '-s -w', '-o', place.tool()];
+    const flags = ['-mod=readonly', '-buildvcs=false', '-trimpath', '-ldflags', '-s -w', '-o', cachedPlugin.tool()];
     await run('env', [...env, 'build', ...flags, 'github.com/docker/compose/v2/cmd'], { cwd: source });
-    await writeFile(place.marker(), '');
+    await writeFile(cachedPlugin.marker(), '');
   },
 };
 
@@ -51,10 +51,10 @@ export async function dockerCompose(
   const docker = onPath('docker') ?? 'docker';
   const { stdout, stderr } = await promisify(execFile)(docker, ['--host', `unix://${socket}`, 'compose', ...words], {
     // The client searches for plugins in its configuration folder.
-    env: { ...env, PATH: process.env['PATH'], DOCKER_CONFIG: place.folder() },
+    env: { ...env, PATH: process.env['PATH'], DOCKER_CONFIG: cachedPlugin.folder() },
     cwd: folder,
     signal,
-    timeout: commandDeadline,
+    timeout: commandTimeoutMs,
   });
   return `${stdout}${stderr}`;
 }

@@ -7,10 +7,10 @@ import { isStopped } from '#testing/suspend.ts';
 import { onPath } from './component.ts';
 
 /** Shorter than the two minutes of a test hook. */
-const startDeadline = 100_000;
-const stopDeadline = 20_000;
+const startTimeoutMs = 100_000;
+const stopTimeoutMs = 20_000;
 /** The maximum length of a failed program's output in an error. */
-const maxOutputLength = 2_000;
+const maxOutputChars = 2_000;
 
 /** A background program of a test. It is killed by pid, and also ends when the test process is killed. */
 export interface Daemon {
@@ -46,28 +46,28 @@ export async function startDaemon(options: DaemonOptions): Promise<Daemon> {
   });
   closeSync(output);
   const ended = once(child, 'exit');
-  const daemon = control(child.pid, ended);
-  const limit = AbortSignal.any([signal, AbortSignal.timeout(startDeadline)]);
-  const early = ended.then(([code, by]) => Promise.reject(new Error(`it ended with ${code ?? by}`)));
+  const daemon = controlDaemon(child.pid, ended);
+  const limit = AbortSignal.any([signal, AbortSignal.timeout(startTimeoutMs)]);
+  const exitBeforeReady = ended.then(([code, by]) => Promise.reject(new Error(`it ended with ${code ?? by}`)));
   // After the start, the program may end at any time.
-  early.catch(() => undefined);
-  const ready = async (): Promise<void> => {
+  exitBeforeReady.catch(() => undefined);
+  const waitUntilReady = async (): Promise<void> => {
     while (!isReady(readFileSync(logFile, 'utf8'))) await delay(20, undefined, { signal: limit });
   };
   try {
-    await Promise.race([ready(), early]);
+    await Promise.race([waitUntilReady(), exitBeforeReady]);
   } catch (cause) {
     await daemon.kill();
-    throw new Error(`${command.join(' ')} did not start:\n${readFileSync(logFile, 'utf8').slice(-maxOutputLength)}`, {
+    throw new Error(`${command.join(' ')} did not start:\n${readFileSync(logFile, 'utf8').slice(-maxOutputChars)}`, {
       cause,
     });
   }
   return daemon;
 }
 
-function control(pid: number | undefined, ended: Promise<unknown>): Daemon {
+function controlDaemon(pid: number | undefined, ended: Promise<unknown>): Daemon {
   let isOver = false;
-  const over = ended.then(
+  const anyEnd = ended.then(
     () => {
       isOver = true;
     },
@@ -75,31 +75,31 @@ function control(pid: number | undefined, ended: Promise<unknown>): Daemon {
       isOver = true;
     },
   );
-  const tell = (name: NodeJS.Signals): void => {
+  const sendSignal = (name: NodeJS.Signals): void => {
     // After the end of the program, the pid may have been reused.
     if (pid !== undefined && !isOver) process.kill(pid, name);
   };
   const kill = async (): Promise<void> => {
-    tell('SIGKILL');
-    await over;
+    sendSignal('SIGKILL');
+    await anyEnd;
   };
   return {
     pid: pid ?? 0,
-    ended: over,
+    ended: anyEnd,
     kill,
-    thaw: () => tell('SIGCONT'),
+    thaw: () => sendSignal('SIGCONT'),
     freeze: async () => {
-      tell('SIGSTOP');
+      sendSignal('SIGSTOP');
       while (!isOver && pid !== undefined && !isStopped(pid)) await delay(5);
     },
     stop: async () => {
-      tell('SIGTERM');
-      tell('SIGCONT');
-      const patience = new AbortController();
-      const late = delay(stopDeadline, undefined, { signal: patience.signal }).then(kill, () => undefined);
-      await over;
-      patience.abort();
-      await late;
+      sendSignal('SIGTERM');
+      sendSignal('SIGCONT');
+      const timer = new AbortController();
+      const killAfterTimeout = delay(stopTimeoutMs, undefined, { signal: timer.signal }).then(kill, () => undefined);
+      await anyEnd;
+      timer.abort();
+      await killAfterTimeout;
     },
   };
 }

@@ -7,9 +7,9 @@ import { onPath } from './component.ts';
 import type { TestEngine, TestEngineOptions } from './engine-machine.ts';
 import { type MachineProcess, startInside, startMachine } from './machine.ts';
 import { removeCgroups } from './own-cgroups.ts';
-import { sharedFolder } from './shared-folder.ts';
+import { shareFolder } from './share-folder.ts';
 
-const commandDeadline = 120_000;
+const commandTimeoutMs = 120_000;
 
 /** A separate Docker engine for a test. */
 export interface Engine extends TestEngine {
@@ -30,16 +30,16 @@ export async function startDockerd(signal: AbortSignal, options: EngineOptions =
   // With user remapping, users other than root must be able to traverse the folder.
   await chmod(folder, 0o711);
   for (const name of ['plugins', 'client', 'tmp']) await mkdir(join(folder, name));
-  for (const shared of options.shared ?? []) stack.use(await sharedFolder(shared, signal));
+  for (const shared of options.shared ?? []) stack.use(await shareFolder(shared, signal));
   stack.defer(() => removeCgroups(basename(folder)));
   const more = ['mkdir -p /run/docker/plugins', 'mount --bind "$1/plugins" /run/docker/plugins'];
   const machine = stack.use(await startMachine({ folder, more }, signal));
   const socket = join(folder, 'docker.sock');
-  let inmate: MachineProcess | undefined;
+  let daemon: MachineProcess | undefined;
   const start = async (): Promise<void> => {
-    inmate = await startInside(machine, {
+    daemon = await startInside(machine, {
       command: [
-        ...dockerd(folder, socket),
+        ...dockerdCommand(folder, socket),
         ...(options.bridges === true ? [] : withoutBridges),
         ...(options.args ?? []),
       ],
@@ -52,9 +52,9 @@ export async function startDockerd(signal: AbortSignal, options: EngineOptions =
   };
   await start();
   // Stops the engine first, so that containers end in order.
-  stack.defer(async () => await inmate?.stop());
-  const all = stack.move();
-  const run = (...words: readonly string[]): Promise<string> => client(folder, socket, words, signal);
+  stack.defer(async () => await daemon?.stop());
+  const resources = stack.move();
+  const run = (...words: readonly string[]): Promise<string> => runClient(folder, socket, words, signal);
   const { inside, beside } = machine;
   return {
     kind: 'docker',
@@ -65,13 +65,13 @@ export async function startDockerd(signal: AbortSignal, options: EngineOptions =
     start,
     inside,
     beside,
-    stop: async () => await inmate?.stop(),
-    kill: async () => await inmate?.kill(),
-    [Symbol.asyncDispose]: () => all.disposeAsync(),
+    stop: async () => await daemon?.stop(),
+    kill: async () => await daemon?.kill(),
+    [Symbol.asyncDispose]: () => resources.disposeAsync(),
   };
 }
 
-const dockerd = (folder: string, socket: string): readonly string[] => [
+const dockerdCommand = (folder: string, socket: string): readonly string[] => [
   onPath('dockerd') ?? 'dockerd',
   '--data-root',
   join(folder, 'root'),
@@ -86,13 +86,18 @@ const dockerd = (folder: string, socket: string): readonly string[] => [
   '--userland-proxy=false',
 ];
 
-async function client(folder: string, socket: string, words: readonly string[], signal: AbortSignal): Promise<string> {
+async function runClient(
+  folder: string,
+  socket: string,
+  words: readonly string[],
+  signal: AbortSignal,
+): Promise<string> {
   const { stdout } = await promisify(execFile)(onPath('docker') ?? 'docker', ['--host', `unix://${socket}`, ...words], {
     // Hides the user's own contexts and credentials.
     env: { PATH: process.env['PATH'], DOCKER_CONFIG: join(folder, 'client') },
     maxBuffer: 16 * 1024 * 1024,
     signal,
-    timeout: commandDeadline,
+    timeout: commandTimeoutMs,
   });
   return stdout.trimEnd();
 }

@@ -43,34 +43,35 @@ export function lastStage(text: string): Stage {
     .map((line) => line.trim())
     .filter((line) => line !== '');
   const stage = instructions.slice(instructions.findLastIndex((line) => line.startsWith('FROM ')) + 1);
-  const said = stage.map((line) => {
+  const parsed = stage.map((line) => {
     const [, word = '', rest = ''] = /^([A-Z]+)\s+(.*)$/.exec(line) ?? [];
     return { word, rest };
   });
-  const unknown = said.find(({ word }) => !known.has(word));
+  const unknown = parsed.find(({ word }) => !knownInstructions.has(word));
   if (unknown !== undefined)
     throw new Error(`the test bed does not know the Dockerfile instruction ${unknown.word || '?'}`);
-  const all = (word: string): readonly string[] => said.filter((each) => each.word === word).map((each) => each.rest);
-  const last = (word: string): string => all(word).at(-1) ?? '';
-  const set = (word: string, suffix = ''): Record<string, object> =>
-    Object.fromEntries(all(word).flatMap((rest) => rest.split(/\s+/).map((name) => [`${name}${suffix}`, {}])));
+  const argumentsOf = (word: string): readonly string[] =>
+    parsed.filter((instruction) => instruction.word === word).map((instruction) => instruction.rest);
+  const lastArgumentOf = (word: string): string => argumentsOf(word).at(-1) ?? '';
+  const namesIn = (word: string, suffix = ''): Record<string, object> =>
+    Object.fromEntries(argumentsOf(word).flatMap((rest) => rest.split(/\s+/).map((name) => [`${name}${suffix}`, {}])));
   return {
-    packages: all('RUN').flatMap(aptPackages),
-    steps: said.flatMap(({ word, rest }) => step(word, rest)),
+    packages: argumentsOf('RUN').flatMap(aptPackages),
+    steps: parsed.flatMap(({ word, rest }) => stepsOf(word, rest)),
     config: {
-      Env: [path, ...all('ENV').flatMap((rest) => rest.split(/\s+/))],
-      User: last('USER'),
-      Entrypoint: JSON.parse(last('ENTRYPOINT')),
-      Cmd: JSON.parse(last('CMD')),
-      Volumes: set('VOLUME'),
-      ExposedPorts: set('EXPOSE', '/tcp'),
-      StopSignal: last('STOPSIGNAL'),
-      ...health(last('HEALTHCHECK')),
+      Env: [path, ...argumentsOf('ENV').flatMap((rest) => rest.split(/\s+/))],
+      User: lastArgumentOf('USER'),
+      Entrypoint: JSON.parse(lastArgumentOf('ENTRYPOINT')),
+      Cmd: JSON.parse(lastArgumentOf('CMD')),
+      Volumes: namesIn('VOLUME'),
+      ExposedPorts: namesIn('EXPOSE', '/tcp'),
+      StopSignal: lastArgumentOf('STOPSIGNAL'),
+      ...healthcheckOf(lastArgumentOf('HEALTHCHECK')),
     },
   };
 }
 
-const known = new Set([
+const knownInstructions = new Set([
   'RUN',
   'COPY',
   'ENV',
@@ -88,7 +89,7 @@ function aptPackages(command: string): readonly string[] {
   return words.split(/\s+/).filter((word) => word !== '' && !word.startsWith('-'));
 }
 
-function step(word: string, rest: string): readonly Step[] {
+function stepsOf(word: string, rest: string): readonly Step[] {
   if (word === 'RUN') return rest.startsWith('apt-get ') ? [] : [{ kind: 'run', command: rest }];
   if (word !== 'COPY') return [];
   const [, from, to] = /^--from=build \/build\/(\S+) (\S+)$/.exec(rest) ?? [];
@@ -96,7 +97,7 @@ function step(word: string, rest: string): readonly Step[] {
   return [{ kind: 'copy', from, to }];
 }
 
-function health(rest: string): Pick<ImageConfig, 'Healthcheck'> {
+function healthcheckOf(rest: string): Pick<ImageConfig, 'Healthcheck'> {
   const test = /CMD (\[.*\])$/.exec(rest)?.[1];
   if (test === undefined) return {};
   const option = (name: string): number => nanoseconds(new RegExp(`--${name}=(\\d+)s`).exec(rest)?.[1]);

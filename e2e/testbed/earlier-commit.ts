@@ -19,11 +19,11 @@ export async function checkOut(commit: string, signal: AbortSignal): Promise<Ear
   const path = join(folder, 'tree');
   await run('git', ['clone', '--quiet', '--shared', '--no-checkout', repository, path]);
   await run('git', ['-C', path, 'checkout', '--quiet', '--detach', commit]);
-  const [mine, theirs] = await Promise.all(
+  const [currentLock, earlierLock] = await Promise.all(
     [repository, path].map((tree) => readFile(join(tree, 'package-lock.json'), 'utf8')),
   );
-  if (mine === theirs) await symlink(join(repository, 'node_modules'), join(path, 'node_modules'));
+  if (currentLock === earlierLock) await symlink(join(repository, 'node_modules'), join(path, 'node_modules'));
   else await run('npm', ['ci', '--ignore-scripts', '--prefix', path]);
-  const all = stack.move();
-  return { path, [Symbol.asyncDispose]: () => all.disposeAsync() };
+  const resources = stack.move();
+  return { path, [Symbol.asyncDispose]: () => resources.disposeAsync() };
 }

@@ -22,7 +22,7 @@ const kinds = [
 ] as const;
 
 /** What an engine's machine has left on this machine. */
-const leftOf = (folder: string): readonly string[] => [
+const remainsOf = (folder: string): readonly string[] => [
   ...globSync(folder),
   ...globSync(`/sys/fs/cgroup/{,*/}${basename(folder)}`),
   ...readFileSync('/proc/self/mountinfo', 'utf8')
@@ -54,49 +54,51 @@ describe.each(kinds)('a $kind', ({ kind, start }) => {
     });
     afterAll(async () => {
       await engine[Symbol.asyncDispose]();
-      expect(leftOf(dirname(engine.socket))).toEqual([]);
+      expect(remainsOf(dirname(engine.socket))).toEqual([]);
       rmSync(shared, { recursive: true });
     });
 
-    const contained = (...words: readonly string[]): Promise<string> =>
+    const runInContainer = (...words: readonly string[]): Promise<string> =>
       engine.run('run', '--rm', '--network', 'none', '--volume', `${shared}:/shared`, image, ...words);
 
     test('sees later mounts and unmounts of this machine', async () => {
-      const at = join(shared, 'here');
-      await run('mount', ['-t', 'tmpfs', 'stowage-test', at]);
+      const mountPoint = join(shared, 'here');
+      await run('mount', ['-t', 'tmpfs', 'stowage-test', mountPoint]);
       try {
-        writeFileSync(join(at, 'file'), 'from here');
-        expect(await contained('cat', '/shared/here/file')).toBe('from here');
-        await contained('sh', '-c', 'echo back >/shared/here/answer');
-        expect(readFileSync(join(at, 'answer'), 'utf8')).toBe('back\n');
+        writeFileSync(join(mountPoint, 'file'), 'from here');
+        expect(await runInContainer('cat', '/shared/here/file')).toBe('from here');
+        await runInContainer('sh', '-c', 'echo back >/shared/here/answer');
+        expect(readFileSync(join(mountPoint, 'answer'), 'utf8')).toBe('back\n');
       } finally {
-        await run('umount', [at]);
+        await run('umount', [mountPoint]);
       }
-      expect(await contained('ls', '/shared/here')).toBe('');
+      expect(await runInContainer('ls', '/shared/here')).toBe('');
     });
 
     test('runs programs in its network and mount namespace, with pids of this machine', async () => {
-      const at = join(shared, 'there');
+      const mountPoint = join(shared, 'there');
       const [file, ...words] = engine.beside;
       const script =
         'mount -t tmpfs stowage-test "$1" && echo from there >"$1/file" && echo $$ $(ip -o link | wc -l) && cat';
-      const child = spawn(file, [...words, 'sh', '-c', script, 'sh', at], { stdio: ['pipe', 'pipe', 'inherit'] });
+      const child = spawn(file, [...words, 'sh', '-c', script, 'sh', mountPoint], {
+        stdio: ['pipe', 'pipe', 'inherit'],
+      });
       const ended = once(child, 'exit');
-      const [said] = (await once(child.stdout.setEncoding('utf8'), 'data')) as [string];
-      expect(said).toBe(`${child.pid} 1\n`);
-      expect(await contained('cat', '/shared/there/file')).toBe('from there');
-      expect(globSync(join(at, '*'))).toEqual([]);
+      const [output] = (await once(child.stdout.setEncoding('utf8'), 'data')) as [string];
+      expect(output).toBe(`${child.pid} 1\n`);
+      expect(await runInContainer('cat', '/shared/there/file')).toBe('from there');
+      expect(globSync(join(mountPoint, '*'))).toEqual([]);
       child.stdin.end();
       expect(await ended).toEqual([0, null]);
       // The mount belongs to the engine's machine, and outlives the program that made it.
-      expect(await contained('cat', '/shared/there/file')).toBe('from there');
+      expect(await runInContainer('cat', '/shared/there/file')).toBe('from there');
       const [enter, ...inside] = engine.inside;
-      await run(enter, [...inside, 'umount', at]);
-      expect(await contained('ls', '/shared/there')).toBe('');
+      await run(enter, [...inside, 'umount', mountPoint]);
+      expect(await runInContainer('ls', '/shared/there')).toBe('');
     });
 
-    test.each(['stop', 'kill'] as const)('keeps its containers and volumes over a %s and a start', async (how) => {
-      const name = `kept-${how}`;
+    test.each(['stop', 'kill'] as const)('keeps its containers and volumes over a %s and a start', async (action) => {
+      const name = `kept-${action}`;
       const volume = ['--volume', `${name}:/data`, '--network', 'none'];
       await engine.run(
         'run',
@@ -113,7 +115,7 @@ describe.each(kinds)('a $kind', ({ kind, start }) => {
         'echo kept >/data/file; sleep 1000',
       );
       await expect.poll(() => engine.run('exec', name, 'cat', '/data/file').catch(() => '')).toBe('kept');
-      await engine[how]();
+      await engine[action]();
       await engine.start();
       expect(await engine.run('ps', '--all', '--quiet', '--filter', `name=${name}`)).not.toBe('');
       expect(await engine.run('run', '--rm', ...volume, image, 'cat', '/data/file')).toBe('kept');
@@ -131,7 +133,7 @@ describe.each(kinds)('a $kind', ({ kind, start }) => {
       } finally {
         await other[Symbol.asyncDispose]();
       }
-      expect(leftOf(dirname(other.socket))).toEqual([]);
+      expect(remainsOf(dirname(other.socket))).toEqual([]);
       await engine.run('rm', 'mine');
     });
 
@@ -148,8 +150,8 @@ describe.each(kinds)('a $kind', ({ kind, start }) => {
       const flags = ['--input-type=module', '--disable-warning=ExperimentalWarning', '--eval', program];
       const child = spawn(process.execPath, flags, { stdio: ['ignore', 'pipe', 'inherit'] });
       const ended = once(child, 'exit');
-      const [said] = (await once(child.stdout.setEncoding('utf8'), 'data')) as [string];
-      const folder = dirname(said.trim());
+      const [output] = (await once(child.stdout.setEncoding('utf8'), 'data')) as [string];
+      const folder = dirname(output.trim());
       onTestFinished(() => {
         removeCgroups(basename(folder));
         rmSync(folder, { recursive: true, force: true });

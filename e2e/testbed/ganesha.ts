@@ -78,7 +78,7 @@ export interface GaneshaParts extends GaneshaOptions {
 
 export async function ganeshaDaemon({ folder, exports, listen, env, commandPrefix = [], signal }: GaneshaParts) {
   const config = join(folder, 'ganesha.conf');
-  await writeFile(config, await settings(exports, listen));
+  await writeFile(config, await configOf(exports, listen));
   const program = onPath('ganesha.nfsd') ?? 'ganesha.nfsd';
   const args = ['-F', '-L', 'STDOUT', '-f', config, '-p', join(folder, 'pid')];
   const [first, ...rest] = [...commandPrefix, program, ...args] as const;
@@ -100,8 +100,8 @@ export const quietEnvironment = (folder: string): Record<string, string> => ({
 const accessOf = ({ readOnly }: GaneshaExport): string => (readOnly === true ? 'RO' : 'RW');
 const squashes = { none: 'No_Root_Squash', root: 'Root_Squash', all: 'All_Squash' } as const;
 
-async function settings(exports: readonly GaneshaExport[], listen: GaneshaParts['listen']): Promise<string> {
-  const one = async (what: GaneshaExport, i: number): Promise<string> =>
+async function configOf(exports: readonly GaneshaExport[], listen: GaneshaParts['listen']): Promise<string> {
+  const exportBlock = async (what: GaneshaExport, i: number): Promise<string> =>
     block('EXPORT', {
       Export_Id: i + 1,
       Path: `"${await realpath(what.path)}"`,
@@ -130,7 +130,7 @@ async function settings(exports: readonly GaneshaExport[], listen: GaneshaParts[
     block('NFS_KRB5', { Active_krb5: false }),
     block('EXPORT_DEFAULTS', { SecType: 'sys', Protocols: 3, Transports: 'TCP' }),
     block('LOG', { Default_Log_Level: 'EVENT' }),
-    ...(await Promise.all(exports.map(one))),
+    ...(await Promise.all(exports.map(exportBlock))),
   ].join('');
 }
 
@@ -144,16 +144,16 @@ function block(name: string, values: Readonly<Record<string, string | number | b
 /** The mount table lines of the file systems that contain the paths. */
 async function mountsOf(paths: readonly string[]): Promise<string> {
   const lines = readFileSync('/proc/self/mounts', 'utf8').split('\n').filter(Boolean);
-  const points = lines.map((line) => plain(line.split(' ')[1] ?? ''));
+  const points = lines.map((line) => decodeOctal(line.split(' ')[1] ?? ''));
   const found = await Promise.all(paths.map(async (path) => nearestMountPoint(await realpath(path), points)));
   // The last line of a mount point is the topmost mount.
   return [...new Set(found)].map((point) => `${lines[points.lastIndexOf(point)]}\n`).join('');
 }
 
 function nearestMountPoint(path: string, points: readonly string[]): string {
-  for (let at = path; ; at = dirname(at)) if (points.includes(at) || at === '/') return at;
+  for (let folder = path; ; folder = dirname(folder)) if (points.includes(folder) || folder === '/') return folder;
 }
 
 /** The mount table encodes spaces and similar characters in octal. */
-const plain = (text: string): string =>
+const decodeOctal = (text: string): string =>
   text.replace(/\\([0-7]{3})/g, (_, code: string) => String.fromCharCode(Number.parseInt(code, 8)));

@@ -10,26 +10,26 @@ import { digest } from './rootfs.ts';
 const version = '0.0.4';
 const source = join(import.meta.dirname, 'go-nfs');
 const sources = ['main.go', 'go.mod', 'go.sum'].map((name) => readFileSync(join(source, name), 'utf8'));
-const place = cachedBuild('go-nfs', `${version}-${digest(...sources)}`, 'go-nfs');
+const cachedServer = cachedBuild('go-nfs', `${version}-${digest(...sources)}`, 'go-nfs');
 
 /** A library for building NFS servers. It deviates from the protocol in some points. */
 export const goNfs: Component = {
   what: `github.com/willscott/go-nfs ${version} as a server`,
   probe: () => {
-    const why = place.probe();
+    const why = cachedServer.probe();
     const lacking = missingPrograms('go');
     return why === undefined || lacking === undefined ? why : `${why}, and to build it: ${lacking}`;
   },
-  tool: place.tool,
+  tool: cachedServer.tool,
   command: testbedCommand,
   packages: () => (missingPrograms('go') === undefined ? [] : ['golang-go']),
   make: async (run) => {
-    await rm(place.folder(), { recursive: true, force: true });
-    await mkdir(place.folder(), { recursive: true });
-    await run('go', ['build', '-mod=readonly', '-buildvcs=false', '-trimpath', '-o', place.tool(), '.'], {
+    await rm(cachedServer.folder(), { recursive: true, force: true });
+    await mkdir(cachedServer.folder(), { recursive: true });
+    await run('go', ['build', '-mod=readonly', '-buildvcs=false', '-trimpath', '-o', cachedServer.tool(), '.'], {
       cwd: source,
     });
-    await writeFile(place.marker(), '');
+    await writeFile(cachedServer.marker(), '');
   },
 };
 
@@ -40,7 +40,7 @@ export async function startGoNfs(options: { readonly path: string; readonly sign
   const folder = await mkdtemp(join(tmpdir(), 'stowage-go-nfs-'));
   const start = () =>
     startDaemon({
-      command: [place.tool(), `${host}:${port}`, options.path],
+      command: [cachedServer.tool(), `${host}:${port}`, options.path],
       logFile: join(folder, 'log'),
       isReady: (log) => log.includes('listening on'),
       signal: options.signal,

@@ -10,9 +10,9 @@ import { digest, rootfs } from './rootfs.ts';
 import { runner } from './run.ts';
 
 /** Increased when the build of the image changes. */
-const format = 1;
+const formatVersion = 1;
 /** A parallel run may still be loading an image that is younger than this. */
-const inUseMs = 15 * 60_000;
+const minUnusedAgeMs = 15 * 60_000;
 
 export const imageName = 'stowage:testbed';
 
@@ -25,13 +25,15 @@ export async function buildImage(signal: AbortSignal): Promise<string> {
   await using work = await mkdtempDisposable(join(tmpdir(), 'stowage-image-'));
   const dockerfile = await readFile(join(repository, 'deploy', 'Dockerfile'), 'utf8');
   const stage = lastStage(dockerfile);
-  const built = join(work.path, 'dist');
-  await run(process.execPath, [join(repository, 'scripts', 'build.ts'), built]);
-  const bundles = await Promise.all((await readdir(built)).sort().map((name) => readFile(join(built, name), 'utf8')));
+  const bundleFolder = join(work.path, 'dist');
+  await run(process.execPath, [join(repository, 'scripts', 'build.ts'), bundleFolder]);
+  const bundles = await Promise.all(
+    (await readdir(bundleFolder)).sort().map((name) => readFile(join(bundleFolder, name), 'utf8')),
+  );
   await cp(join(repository, 'bin'), join(work.path, 'bin'), { recursive: true });
   const wrapper = await readFile(join(repository, 'bin', 'stowage'), 'utf8');
   const base = await rootfs(stage.packages, run);
-  const key = digest(`${format}`, base.key, dockerfile, ...bundles, wrapper, process.version);
+  const key = digest(`${formatVersion}`, base.key, dockerfile, ...bundles, wrapper, process.version);
   const tar = join(cacheFolder(), `image-${key}.tar`);
   if (existsSync(tar)) return tar;
   const root = join(work.path, 'root');
@@ -39,15 +41,15 @@ export async function buildImage(signal: AbortSignal): Promise<string> {
   await run('tar', ['-xf', base.tar, '-C', root, '--numeric-owner']);
   await mkdir(join(root, 'usr/local/bin'), { recursive: true });
   await copyFile(process.execPath, join(root, 'usr/local/bin/node'));
-  for (const step of stage.steps) await apply(step, root, work.path, run);
-  const half = await pack({ root, name: imageName, config: stage.config, work: work.path, run });
+  for (const step of stage.steps) await applyStep(step, root, work.path, run);
+  const partialTar = await pack({ root, name: imageName, config: stage.config, work: work.path, run });
   await removeOldImages();
-  await cp(half, `${tar}.${process.pid}`);
+  await cp(partialTar, `${tar}.${process.pid}`);
   await rename(`${tar}.${process.pid}`, tar);
   return tar;
 }
 
-async function apply(step: Step, root: string, work: string, run: Run): Promise<void> {
+async function applyStep(step: Step, root: string, work: string, run: Run): Promise<void> {
   switch (step.kind) {
     case 'run': {
       // In a PID namespace, so that no process of a command survives.
@@ -71,6 +73,6 @@ async function removeOldImages(): Promise<void> {
   const names = (await readdir(cacheFolder())).filter((name) => name.startsWith('image-'));
   for (const name of names) {
     const path = join(cacheFolder(), name);
-    if ((await stat(path)).mtimeMs < Date.now() - inUseMs) await rm(path, { force: true });
+    if ((await stat(path)).mtimeMs < Date.now() - minUnusedAgeMs) await rm(path, { force: true });
   }
 }

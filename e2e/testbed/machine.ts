@@ -9,8 +9,8 @@ import { type Daemon, startDaemon } from './daemon.ts';
 import { slaveMounts } from './mount-namespace.ts';
 import { enterCgroupNamespace, joinCgroup, remountOwnCgroups } from './own-cgroups.ts';
 
-const stopDeadline = 20_000;
-const runDeadline = 60_000;
+const stopTimeoutMs = 20_000;
+const runTimeoutMs = 60_000;
 
 /**
  * A machine within this one, in mount, network and PID namespaces of its own. It ends with the test process, even if
@@ -62,8 +62,8 @@ export interface MachineOptions {
 
 export async function startMachine(options: MachineOptions, signal: AbortSignal): Promise<Machine> {
   const { folder, more = [], groups = false } = options;
-  const own = join(folder, 'machine');
-  await mkdir(own, { recursive: true });
+  const logFolder = join(folder, 'machine');
+  await mkdir(logFolder, { recursive: true });
   const namespaces = ['--net', '--pid', ...slaveMounts, '--mount-proc', '--fork', '--kill-child'];
   const last = [...more, ...holdLines];
   // The root of a cgroup namespace is the group of its first process at the time of its creation.
@@ -73,16 +73,20 @@ export async function startMachine(options: MachineOptions, signal: AbortSignal)
   const rest = groups ? [['set -e', ...remountOwnCgroups, ...last].join('\n')] : [];
   const outer = await startDaemon({
     command: [onPath('unshare') ?? 'unshare', ...namespaces, 'sh', '-c', script.join('\n'), 'sh', folder, ...rest],
-    logFile: join(own, 'log'),
+    logFile: join(logFolder, 'log'),
     isReady: (log) => log.includes('it is up'),
     signal,
   });
   const [first] = childrenOf(outer.pid);
   if (first === undefined) throw new Error('the first process of the machine has ended');
-  const enter = [onPath('nsenter') ?? 'nsenter', '--target', `${first}`, '--net', '--mount'] as const;
+  const enterCommand = [onPath('nsenter') ?? 'nsenter', '--target', `${first}`, '--net', '--mount'] as const;
   return {
-    inside: [...enter, '--pid', ...(groups ? ['--cgroup', '--', 'sh', '-c', enterCgroupNamespace, 'sh'] : ['--'])],
-    beside: [...enter, '--', 'unshare', '--mount', '--propagation', 'unchanged', 'sh', '-c', mountOwnProc, 'sh'],
+    inside: [
+      ...enterCommand,
+      '--pid',
+      ...(groups ? ['--cgroup', '--', 'sh', '-c', enterCgroupNamespace, 'sh'] : ['--']),
+    ],
+    beside: [...enterCommand, '--', 'unshare', '--mount', '--propagation', 'unchanged', 'sh', '-c', mountOwnProc, 'sh'],
     // The kernel kills all other processes before process 1 is gone.
     [Symbol.asyncDispose]: () => waitForEnd(outer, first),
   };
@@ -105,22 +109,22 @@ export async function startInside(
   options: Omit<Parameters<typeof startDaemon>[0], 'command'> & { readonly command: readonly string[] },
 ): Promise<MachineProcess> {
   const outer = await startDaemon({ ...options, command: [...machine.inside, ...options.command] });
-  const tell = (name: NodeJS.Signals): void => {
+  const signalChildren = (name: NodeJS.Signals): void => {
     for (const pid of childrenOf(outer.pid)) process.kill(pid, name);
   };
   const kill = async (): Promise<void> => {
-    tell('SIGKILL');
+    signalChildren('SIGKILL');
     await outer.ended;
   };
   return {
     kill,
     stop: async () => {
-      tell('SIGTERM');
-      const patience = new AbortController();
-      const late = delay(stopDeadline, undefined, { signal: patience.signal }).then(kill, () => undefined);
+      signalChildren('SIGTERM');
+      const timer = new AbortController();
+      const killAfterTimeout = delay(stopTimeoutMs, undefined, { signal: timer.signal }).then(kill, () => undefined);
       await outer.ended;
-      patience.abort();
-      await late;
+      timer.abort();
+      await killAfterTimeout;
     },
   };
 }
@@ -128,13 +132,13 @@ export async function startInside(
 /** Runs a program inside the machine to its end. Returns its output without the last newline. */
 export async function runInside({ inside }: Pick<Machine, 'inside'>, ...words: readonly string[]): Promise<string> {
   const [file, ...args] = inside;
-  return (await promisify(execFile)(file, [...args, ...words], { timeout: runDeadline })).stdout.trimEnd();
+  return (await promisify(execFile)(file, [...args, ...words], { timeout: runTimeoutMs })).stdout.trimEnd();
 }
 
 function childrenOf(pid: number): readonly number[] {
   try {
-    const listed = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8');
-    return listed.split(' ').filter(Boolean).map(Number);
+    const children = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8');
+    return children.split(' ').filter(Boolean).map(Number);
   } catch {
     return [];
   }

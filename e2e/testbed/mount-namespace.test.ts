@@ -9,7 +9,7 @@ import { ownMounts, slaveMounts } from './mount-namespace.ts';
 import { needs } from './needs.ts';
 
 // Mounts, then unmounts while a namespace that was created in between still exists.
-const holding = [
+const script = [
   'set -e',
   'theirs=$1 inner=$2; shift 2',
   'mount -t tmpfs theirs "$theirs"',
@@ -29,7 +29,7 @@ describe.skipIf(needs('linux', 'root', 'mount'))('a mount namespace of the test 
     const [theirs, inner] = [join(folder.path, 'theirs'), join(folder.path, 'inner')];
     for (const path of [theirs, inner]) await mkdir(path);
     const [unshare = '', ...words] = ownMounts() ?? [];
-    const child = spawn(unshare, [...words, 'sh', '-c', holding, 'sh', theirs, inner, ...slaveMounts], {
+    const child = spawn(unshare, [...words, 'sh', '-c', script, 'sh', theirs, inner, ...slaveMounts], {
       stdio: ['pipe', 'pipe', 'inherit'],
       timeout: 20_000,
     });

@@ -18,7 +18,7 @@ export interface NfsServer extends AsyncDisposable {
 }
 
 export async function nfsServer(
-  where: Pick<NfsServer, 'host' | 'nfsPort' | 'mountPort'>,
+  address: Pick<NfsServer, 'host' | 'nfsPort' | 'mountPort'>,
   start: () => Promise<Daemon>,
   cleanUp: () => Promise<void>,
 ): Promise<NfsServer> {
@@ -30,7 +30,7 @@ export async function nfsServer(
     throw cause;
   }
   return {
-    ...where,
+    ...address,
     get pid() {
       return daemon.pid;
     },

@@ -10,27 +10,34 @@ import { digest } from './rootfs.ts';
 const version = '0.11.1';
 const source = join(import.meta.dirname, 'nfs3-server');
 const sources = ['main.rs', 'Cargo.toml', 'crates.lock'].map((name) => readFileSync(join(source, name), 'utf8'));
-const place = cachedBuild('nfs3-server', `${version}-${digest(...sources)}`, 'bin/nfs3-server');
+const cachedServer = cachedBuild('nfs3-server', `${version}-${digest(...sources)}`, 'bin/nfs3-server');
 
 /** A Rust crate with a file system in memory. The cargo of Debian 12 and 13 is too old for it. */
 export const rustNfs: Component = {
   what: `the Rust crate nfs3_server ${version} as a server`,
-  ...builtByCargo(place),
+  ...builtByCargo(cachedServer),
   make: async (run) => {
-    await rm(place.folder(), { recursive: true, force: true });
-    await mkdir(place.folder(), { recursive: true });
+    await rm(cachedServer.folder(), { recursive: true, force: true });
+    await mkdir(cachedServer.folder(), { recursive: true });
     await using work = await mkdtempDisposable(join(tmpdir(), 'stowage-cargo-'));
     const build = join(work.path, 'source');
     await cp(source, build, { recursive: true });
-    await lock(build, run);
-    const flags = ['--locked', '--no-track', '--target-dir', join(work.path, 'target'), '--root', place.folder()];
+    await writeLockFile(build, run);
+    const flags = [
+      '--locked',
+      '--no-track',
+      '--target-dir',
+      join(work.path, 'target'),
+      '--root',
+      cachedServer.folder(),
+    ];
     await run('cargo', ['install', '--path', build, ...flags]);
-    await writeFile(place.marker(), '');
+    await writeFile(cachedServer.marker(), '');
   },
 };
 
 /** The committed lock file fixes versions and checksums of crates. cargo decides where to download them. */
-async function lock(build: string, run: Run): Promise<void> {
+async function writeLockFile(build: string, run: Run): Promise<void> {
   const file = join(build, 'Cargo.lock');
   await run('cargo', ['generate-lockfile', '--manifest-path', join(build, 'Cargo.toml')]);
   const [from = ''] = /^source = "registry\+.*"$/m.exec(await readFile(file, 'utf8')) ?? [];
@@ -51,7 +58,7 @@ export async function startRustNfs(signal: AbortSignal): Promise<NfsServer> {
   const folder = await mkdtemp(join(tmpdir(), 'stowage-nfs3-server-'));
   const start = () =>
     startDaemon({
-      command: [place.tool(), `${host}:${port}`],
+      command: [cachedServer.tool(), `${host}:${port}`],
       logFile: join(folder, 'log'),
       isReady: (log) => log.includes('listening on'),
       signal,

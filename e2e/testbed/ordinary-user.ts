@@ -29,12 +29,12 @@ export function asOrdinaryUser(
 ): readonly [file: string, args: readonly string[]] {
   const [program = 'true', ...rest] = command;
   if (process.getuid?.() !== 0) return [program, rest];
-  const drop = ['--reuid', `${ordinaryUid}`, '--regid', `${ordinaryUid}`, '--clear-groups', '--inh-caps=-all'];
-  const args = ['--no-new-privs', ...drop, '--', ...command];
+  const userOptions = ['--reuid', `${ordinaryUid}`, '--regid', `${ordinaryUid}`, '--clear-groups', '--inh-caps=-all'];
+  const args = ['--no-new-privs', ...userOptions, '--', ...command];
   const setpriv = onPath('setpriv') ?? 'setpriv';
-  const closed = untraversableFolder(checkout);
-  if (closed === undefined) return [setpriv, args];
-  const inside = [...slaveMounts, 'sh', '-c', openFolderLines, 'sh', checkout, closed, setpriv, ...args];
+  const untraversable = untraversableFolder(checkout);
+  if (untraversable === undefined) return [setpriv, args];
+  const inside = [...slaveMounts, 'sh', '-c', openFolderLines, 'sh', checkout, untraversable, setpriv, ...args];
   return [onPath('unshare') ?? 'unshare', inside];
 }
 

@@ -38,8 +38,8 @@ export const enterCgroupNamespace =
 /** The kernel keeps empty groups. cgroup v1 has one tree per controller. */
 export function removeCgroups(name: string): void {
   const found = globSync([`/sys/fs/cgroup/${name}`, `/sys/fs/cgroup/*/${name}`]);
-  const all = found.flatMap((top) => [top, ...globSync(`${top}/**/`).map((path) => path.replace(/\/$/, ''))]);
-  for (const path of [...new Set(all)].sort((a, b) => b.length - a.length)) {
+  const groups = found.flatMap((top) => [top, ...globSync(`${top}/**/`).map((path) => path.replace(/\/$/, ''))]);
+  for (const path of [...new Set(groups)].sort((a, b) => b.length - a.length)) {
     try {
       rmdirSync(path);
     } catch {

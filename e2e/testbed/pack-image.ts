@@ -24,19 +24,19 @@ export async function pack({ root, name, config, work, run }: ImageContents): Pr
   const blobs = join(layout, 'blobs', 'sha256');
   await mkdir(blobs, { recursive: true });
   const file = join(work, 'layer.tar');
-  const steady = ['--sort=name', '--mtime=@0', '--numeric-owner'];
-  await run('tar', [...steady, '-C', root, '-cf', file, '.']);
+  const reproducible = ['--sort=name', '--mtime=@0', '--numeric-owner'];
+  await run('tar', [...reproducible, '-C', root, '-cf', file, '.']);
   const layer = await sha256(file);
   const { size } = await stat(file);
   await rename(file, join(blobs, layer));
-  const put = async (value: object): Promise<{ readonly digest: string; readonly size: number }> => {
+  const putBlob = async (value: object): Promise<{ readonly digest: string; readonly size: number }> => {
     const bytes = Buffer.from(JSON.stringify(value));
     const hex = createHash('sha256').update(bytes).digest('hex');
     await writeFile(join(blobs, hex), bytes);
     return { digest: `sha256:${hex}`, size: bytes.length };
   };
-  const type = (what: string): string => `application/vnd.oci.image.${what}`;
-  const image = await put({
+  const mediaType = (what: string): string => `application/vnd.oci.image.${what}`;
+  const image = await putBlob({
     created: '1970-01-01T00:00:00Z',
     architecture: arch() === 'x64' ? 'amd64' : arch(),
     os: 'linux',
@@ -44,11 +44,11 @@ export async function pack({ root, name, config, work, run }: ImageContents): Pr
     rootfs: { type: 'layers', diff_ids: [`sha256:${layer}`] },
     history: [{ created: '1970-01-01T00:00:00Z', created_by: 'stowage test bed' }],
   });
-  const manifest = await put({
+  const manifest = await putBlob({
     schemaVersion: 2,
-    mediaType: type('manifest.v1+json'),
-    config: { mediaType: type('config.v1+json'), ...image },
-    layers: [{ mediaType: type('layer.v1.tar'), digest: `sha256:${layer}`, size }],
+    mediaType: mediaType('manifest.v1+json'),
+    config: { mediaType: mediaType('config.v1+json'), ...image },
+    layers: [{ mediaType: mediaType('layer.v1.tar'), digest: `sha256:${layer}`, size }],
   });
   const annotations = {
     'io.containerd.image.name': `docker.io/library/${name}`,
@@ -58,12 +58,12 @@ export async function pack({ root, name, config, work, run }: ImageContents): Pr
   await json('oci-layout', { imageLayoutVersion: '1.0.0' });
   await json('index.json', {
     schemaVersion: 2,
-    manifests: [{ mediaType: type('manifest.v1+json'), ...manifest, annotations }],
+    manifests: [{ mediaType: mediaType('manifest.v1+json'), ...manifest, annotations }],
   });
   const inBlobs = (blob: string): string => `blobs/sha256/${blob.replace('sha256:', '')}`;
   await json('manifest.json', [{ Config: inBlobs(image.digest), RepoTags: [name], Layers: [inBlobs(layer)] }]);
   const tar = join(work, 'image.tar');
-  await run('tar', [...steady, '--owner=0', '--group=0', '-C', layout, '-cf', tar, '.']);
+  await run('tar', [...reproducible, '--owner=0', '--group=0', '-C', layout, '-cf', tar, '.']);
   return tar;
 }
 

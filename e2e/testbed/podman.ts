@@ -8,9 +8,9 @@ import type { TestEngine, TestEngineOptions } from './engine-machine.ts';
 import { type MachineProcess, startInside, startMachine } from './machine.ts';
 import { slaveMounts } from './mount-namespace.ts';
 import { removeCgroups } from './own-cgroups.ts';
-import { sharedFolder } from './shared-folder.ts';
+import { shareFolder } from './share-folder.ts';
 
-const commandDeadline = 120_000;
+const commandTimeoutMs = 120_000;
 const programs = ['podman', 'conmon', 'runc', 'unshare', 'nsenter', 'ip', 'findmnt'];
 
 export const podman: Component = {
@@ -55,7 +55,7 @@ export async function startPodman(signal: AbortSignal, options: TestEngineOption
   for (const name of ['plugins', 'tmp']) await mkdir(join(folder, name));
   await writeFile(join(folder, 'containers.conf'), containersConf(plugins, options.bridges === true));
   await writeFile(join(folder, 'storage.conf'), storageConf(folder));
-  for (const shared of options.shared ?? []) stack.use(await sharedFolder(shared, signal));
+  for (const shared of options.shared ?? []) stack.use(await shareFolder(shared, signal));
   stack.defer(() => removeCgroups(basename(folder)));
   // Podman creates its cgroups at the root, next to those of other engines, and never removes them.
   const machine = stack.use(await startMachine({ folder, groups: true }, signal));
@@ -86,12 +86,12 @@ export async function startPodman(signal: AbortSignal, options: TestEngineOption
       env: { PATH: process.env['PATH'], HOME: '/root', ...env },
       maxBuffer: 16 * 1024 * 1024,
       signal,
-      timeout: commandDeadline,
+      timeout: commandTimeoutMs,
     });
     return stdout.trimEnd();
   };
   const { inside, beside } = machine;
-  const all = stack.move();
+  const resources = stack.move();
   return {
     kind: 'podman',
     socket,
@@ -103,6 +103,6 @@ export async function startPodman(signal: AbortSignal, options: TestEngineOption
     beside,
     stop: async () => await service?.stop(),
     kill: async () => await service?.kill(),
-    [Symbol.asyncDispose]: () => all.disposeAsync(),
+    [Symbol.asyncDispose]: () => resources.disposeAsync(),
   };
 }

@@ -20,9 +20,9 @@ const essentialPackages = [
   'passwd',
   'sed',
 ];
-const forNode = ['libatomic1', 'libstdc++6'];
+const nodeLibraries = ['libatomic1', 'libstdc++6'];
 /** Increased when the build changes. */
-const format = 1;
+const formatVersion = 1;
 
 export function digest(...parts: readonly string[]): string {
   return createHash('sha256').update(JSON.stringify(parts)).digest('hex').slice(0, 16);
@@ -33,8 +33,8 @@ export async function rootfs(
   packages: readonly string[],
   run: Run,
 ): Promise<{ readonly tar: string; readonly key: string }> {
-  const wanted = [...new Set([...essentialPackages, ...forNode, ...packages])].sort();
-  const key = digest(`${format}`, arch(), readFileSync('/etc/os-release', 'utf8'), ...wanted);
+  const wanted = [...new Set([...essentialPackages, ...nodeLibraries, ...packages])].sort();
+  const key = digest(`${formatVersion}`, arch(), readFileSync('/etc/os-release', 'utf8'), ...wanted);
   const tar = join(cacheFolder(), `rootfs-${key}.tar`);
   if (existsSync(tar)) return { tar, key };
   await using work = await mkdtempDisposable(join(tmpdir(), 'stowage-rootfs-'));
@@ -45,18 +45,18 @@ export async function rootfs(
     await mkdir(join(root, 'usr', name), { recursive: true });
     await symlink(join('usr', name), join(root, name));
   }
-  const skip = ['doc', 'man', 'locale'].map((name) => `--exclude=./usr/share/${name}/*`);
+  const excludes = ['doc', 'man', 'locale'].map((name) => `--exclude=./usr/share/${name}/*`);
   for (const deb of debs) {
     const files = join(work.path, 'files.tar');
     // dpkg-deb alone would replace the links by folders.
     await run('sh', ['-c', 'dpkg-deb --fsys-tarfile "$1" >"$2"', 'sh', deb, files]);
-    await run('tar', ['-x', '-f', files, '-C', root, '--keep-directory-symlink', ...skip]);
+    await run('tar', ['-x', '-f', files, '-C', root, '--keep-directory-symlink', ...excludes]);
   }
-  await finish(root, run);
+  await configureRoot(root, run);
   await mkdir(cacheFolder(), { recursive: true });
-  const half = `${tar}.${process.pid}`;
-  await run('tar', ['--sort=name', '--mtime=@0', '--numeric-owner', '-C', root, '-cf', half, '.']);
-  await rename(half, tar);
+  const partialTar = `${tar}.${process.pid}`;
+  await run('tar', ['--sort=name', '--mtime=@0', '--numeric-owner', '-C', root, '-cf', partialTar, '.']);
+  await rename(partialTar, tar);
   return { tar, key };
 }
 
@@ -77,7 +77,7 @@ async function download(packages: readonly string[], work: string, run: Run): Pr
 }
 
 /** Does the necessary part of the packages' maintainer scripts. */
-async function finish(root: string, run: Run): Promise<void> {
+async function configureRoot(root: string, run: Run): Promise<void> {
   for (const name of ['passwd', 'group']) {
     await copyFile(join(root, 'usr/share/base-passwd', `${name}.master`), join(root, 'etc', name));
   }

@@ -25,7 +25,7 @@ export const rpcbind: Component = {
 // $1 names the outer end of the veth pair, $2 is the process whose network gets it, $3 and $4 are the addresses of the
 // outer and inner end. The shell stays, because rpcbind changes its user and would then not be notified of the test's
 // end.
-const inside = [
+const innerScript = [
   'set -e',
   'mount -t tmpfs -o mode=0755 stowage-run /run',
   'ip link set lo up',
@@ -46,7 +46,10 @@ export async function startGaneshaWithRpcbind({ exports, signal }: GaneshaOption
   const folder = await mkdtemp(join(tmpdir(), 'stowage-rpcbind-'));
   const link = `stowage-${randomBytes(3).toString('hex')}`;
   const net = `198.18.${randomInt(256)}.${randomInt(64) * 4}`;
-  const [here, host] = [1, 2].map((n) => net.replace(/\d+$/, (last) => `${Number(last) + n}`)) as [string, string];
+  const [outerAddress, host] = [1, 2].map((n) => net.replace(/\d+$/, (last) => `${Number(last) + n}`)) as [
+    string,
+    string,
+  ];
   const namespaces = ['--net', '--pid', ...slaveMounts, '--fork', '--kill-child'];
   let network: Daemon | undefined;
   const cleanUp = async (): Promise<void> => {
@@ -57,7 +60,7 @@ export async function startGaneshaWithRpcbind({ exports, signal }: GaneshaOption
   };
   const start = async (): Promise<Daemon> => {
     network ??= await startDaemon({
-      command: ['unshare', ...namespaces, 'sh', '-c', inside, 'sh', link, `${process.pid}`, here, host],
+      command: ['unshare', ...namespaces, 'sh', '-c', innerScript, 'sh', link, `${process.pid}`, outerAddress, host],
       logFile: join(folder, 'rpcbind.log'),
       isReady: (log) => log.includes('rpcbind is there'),
       signal,

@@ -23,19 +23,19 @@ export interface ScriptedEngine extends AsyncDisposable {
 export async function startScriptedEngine(script: Script): Promise<ScriptedEngine> {
   const folder = await mkdtemp(join(tmpdir(), 'stowage-scripted-'));
   const socket = join(folder, 'engine.sock');
-  const asked: string[] = [];
+  const requests: string[] = [];
   let server: Server | undefined;
   const stop = async (): Promise<void> => {
-    const last = server;
+    const current = server;
     server = undefined;
-    if (last === undefined) return;
-    last.closeAllConnections();
-    last.close();
-    await once(last, 'close');
+    if (current === undefined) return;
+    current.closeAllConnections();
+    current.close();
+    await once(current, 'close');
   };
   const engine: ScriptedEngine = {
     socket,
-    requests: asked,
+    requests: requests,
     script,
     stop,
     version: { Version: '20.10.24', ApiVersion: '1.41', MinAPIVersion: '1.12' },
@@ -46,7 +46,7 @@ export async function startScriptedEngine(script: Script): Promise<ScriptedEngin
           response.end(JSON.stringify(engine.version));
           return;
         }
-        asked.push(`${request.method} ${url}`);
+        requests.push(`${request.method} ${url}`);
         engine.script(url.replace(/^\/v[\d.]+|\?.*$/g, ''), request, response);
       });
       server.listen(socket);

@@ -7,15 +7,15 @@ import { type Component, missingPrograms, onPath, type Run, testbedCommand } fro
 import { loopbackAddress } from './daemon.ts';
 import { slaveMounts } from './mount-namespace.ts';
 
-const places = '/usr/{lib,libexec}{,/openssh,/ssh}/sftp-server';
-const program = (): string | undefined => globSync(places)[0];
+const sftpServerGlob = '/usr/{lib,libexec}{,/openssh,/ssh}/sftp-server';
+const sftpServerPath = (): string | undefined => globSync(sftpServerGlob)[0];
 
 /** Mounts files of another host without NFS. Only benchmarks need it, to compare Stowage's mounts with it. */
 export const sshfs: Component = {
-  what: 'sshfs, and the server that it talks to',
+  what: 'sshfs, and an SFTP server for it',
   probe: () =>
     missingPrograms('sshfs', 'setpriv', 'ssh', 'sshd', 'ssh-keygen') ??
-    (program() === undefined ? `not found: ${places}` : undefined),
+    (sftpServerPath() === undefined ? `not found: ${sftpServerGlob}` : undefined),
   command: testbedCommand,
   packages: () => ['sshfs', 'openssh-client', 'openssh-server', 'openssh-sftp-server'],
 };
@@ -29,12 +29,12 @@ export interface SftpServer extends AsyncDisposable {
 
 /** Starts an SFTP server without ssh, and so without encryption, for sshfs with `directport`. */
 export async function startSftpServer(): Promise<SftpServer> {
-  const server = await serveWith([sftpServer()]);
+  const server = await spawnPerConnection([requireSftpServer()]);
   return { ...server, options: [`directport=${server.port}`] };
 }
 
 // sshd requires a folder that only its service creates. The tmpfs is not visible outside.
-const inside = 'mount -t tmpfs -o mode=0755 stowage-run /run && mkdir /run/sshd && exec "$@"';
+const mountRunScript = 'mount -t tmpfs -o mode=0755 stowage-run /run && mkdir /run/sshd && exec "$@"';
 
 /** Starts an SFTP server over ssh, as users run it. Keys and settings are in the folder. Users log in as root. */
 export async function startSshServer(folder: string, run: Run): Promise<SftpServer> {
@@ -43,7 +43,7 @@ export async function startSshServer(folder: string, run: Run): Promise<SftpServ
   const lines = [
     `HostKey ${hostKey}`,
     `AuthorizedKeysFile ${ownKey}.pub`,
-    `Subsystem sftp ${sftpServer()}`,
+    `Subsystem sftp ${requireSftpServer()}`,
     'StrictModes no',
     'UsePAM no',
     'PasswordAuthentication no',
@@ -52,19 +52,19 @@ export async function startSshServer(folder: string, run: Run): Promise<SftpServ
   ];
   writeFileSync(settings, `${lines.join('\n')}\n`);
   const sshd = [onPath('sshd') ?? 'sshd', '-i', '-e', '-f', settings];
-  const server = await serveWith(['unshare', ...slaveMounts, 'sh', '-c', inside, 'sh', ...sshd]);
+  const server = await spawnPerConnection(['unshare', ...slaveMounts, 'sh', '-c', mountRunScript, 'sh', ...sshd]);
   const anyHost = ['StrictHostKeyChecking=no', 'UserKnownHostsFile=/dev/null', 'LogLevel=ERROR'];
   return { ...server, options: [`port=${server.port}`, `IdentityFile=${ownKey}`, 'IdentitiesOnly=yes', ...anyHost] };
 }
 
-function sftpServer(): string {
-  const file = program();
-  if (file === undefined) throw new Error(`not found: ${places}. Get it: ${testbedCommand}`);
+function requireSftpServer(): string {
+  const file = sftpServerPath();
+  if (file === undefined) throw new Error(`not found: ${sftpServerGlob}. Get it: ${testbedCommand}`);
   return file;
 }
 
 /** Starts a process for each connection. */
-async function serveWith([file = '', ...args]: readonly string[]): Promise<Omit<SftpServer, 'options'>> {
+async function spawnPerConnection([file = '', ...args]: readonly string[]): Promise<Omit<SftpServer, 'options'>> {
   const host = loopbackAddress();
   const children = new Set<ChildProcess>();
   // This process reads nothing, because the first bytes belong to the other process.

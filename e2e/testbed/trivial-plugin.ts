@@ -26,7 +26,7 @@ export async function startTrivialPlugin(
   const root = join(engine.plugins, `${plugin}-volumes`);
   const calls: PluginCall[] = [];
   const volumes = new Set<string>();
-  const placeOf = (name: string): object => ({ Name: name, Mountpoint: join(root, name) });
+  const volumeOf = (name: string): object => ({ Name: name, Mountpoint: join(root, name) });
 
   async function answer(method: string, name: string): Promise<object> {
     switch (method) {
@@ -42,11 +42,11 @@ export async function startTrivialPlugin(
         volumes.delete(name);
         return {};
       case 'List':
-        return { Volumes: [...volumes].map(placeOf) };
+        return { Volumes: [...volumes].map(volumeOf) };
       case 'Get':
-        return volumes.has(name) ? { Volume: placeOf(name) } : { Err: `no volume ${name}` };
+        return volumes.has(name) ? { Volume: volumeOf(name) } : { Err: `no volume ${name}` };
       default:
-        return placeOf(name);
+        return volumeOf(name);
     }
   }
 
@@ -56,9 +56,9 @@ export async function startTrivialPlugin(
       const { Name: name = '', ID: id = '' } = (body === '' ? {} : JSON.parse(body)) as Record<string, string>;
       const method = (request.url ?? '').replace(/^.*\./, '');
       calls.push({ method, name, id });
-      const said = { Err: '', ...(await answer(method, name)) };
-      response.writeHead(said.Err === '' ? 200 : 500, { 'content-type': 'application/vnd.docker.plugins.v1.1+json' });
-      response.end(JSON.stringify(said));
+      const reply = { Err: '', ...(await answer(method, name)) };
+      response.writeHead(reply.Err === '' ? 200 : 500, { 'content-type': 'application/vnd.docker.plugins.v1.1+json' });
+      response.end(JSON.stringify(reply));
     })();
   });
   server.listen(socket);

@@ -5,19 +5,19 @@ import type { EarlierCommit } from '#testbed/earlier-commit.ts';
 import { buildImage } from '#testbed/image.ts';
 import { needs } from '#testbed/needs.ts';
 import { type Filer, startFiler } from '../kubernetes/agent-filer.ts';
-import { usingPod } from '../kubernetes/agent-objects.ts';
+import { podWithVolume } from '../kubernetes/agent-objects.ts';
 import { type ChartFixture, chart, claim, namespace, startChartFixture } from '../kubernetes/chart-fixture.ts';
 import { appendLines, type LineWriters, lineWriters } from '../kubernetes/line-writers.ts';
 import { buildEarlierImage, checkOutEarlierVersion } from './earlier-version.ts';
 
 const { signal } = new AbortController();
-const wait = { interval: 250, timeout: 120_000 };
-const long = 600_000;
+const pollOptions = { interval: 250, timeout: 120_000 };
+const longTimeoutMs = 600_000;
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
-const writing = ['own', 'remote', 'shared', 'embedded'] as const;
+const writerPods = ['own', 'remote', 'shared', 'embedded'] as const;
 
 describe.skipIf(needs(...components))('an upgrade of the chart from an earlier version, while pods write', () => {
-  const all = new AsyncDisposableStack();
+  const resources = new AsyncDisposableStack();
   let earlier: EarlierCommit;
   let fixture: ChartFixture;
   let filer: Filer;
@@ -25,36 +25,41 @@ describe.skipIf(needs(...components))('an upgrade of the chart from an earlier v
   let kubectl: ChartFixture['cluster']['kubectl'];
 
   beforeAll(async () => {
-    earlier = all.use(await checkOutEarlierVersion(signal));
-    const before = all.use(await buildEarlierImage(earlier, signal));
+    earlier = resources.use(await checkOutEarlierVersion(signal));
+    const before = resources.use(await buildEarlierImage(earlier, signal));
     const images = [
       { tar: before.tar, tags: ['earlier'] },
       { tar: await buildImage(signal), tags: ['now'] },
     ];
-    fixture = all.use(await startChartFixture(signal, images));
-    filer = all.use(await startFiler(fixture.cluster, signal));
+    fixture = resources.use(await startChartFixture(signal, images));
+    filer = resources.use(await startFiler(fixture.cluster, signal));
     writers = lineWriters(fixture);
     ({ kubectl } = fixture.cluster);
-  }, long);
-  afterAll(async () => await all.disposeAsync(), 60_000);
+  }, longTimeoutMs);
+  afterAll(async () => await resources.disposeAsync(), 60_000);
 
-  const rolledOut = async (): Promise<void> => {
+  const waitForRollouts = async (): Promise<void> => {
     const parts = ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'];
     for (const part of [...parts, 'statefulset/stowage-nfs'])
-      await fixture.own('rollout', 'status', part, '--timeout=180s');
+      await fixture.namespacedKubectl('rollout', 'status', part, '--timeout=180s');
   };
-  const images = async (): Promise<ReadonlySet<string>> => {
+  const runningImages = async (): Promise<ReadonlySet<string>> => {
     const running = '--field-selector=status.phase=Running';
-    const found = await fixture.own('get', 'pods', running, '--output=jsonpath={.items[*].spec.containers[*].image}');
+    const found = await fixture.namespacedKubectl(
+      'get',
+      'pods',
+      running,
+      '--output=jsonpath={.items[*].spec.containers[*].image}',
+    );
     return new Set(found.split(' '));
   };
   const withScript =
     (script: string) =>
     (name: string, node: number, volume: string): object =>
-      usingPod({ name, volume, script, node: fixture.cluster.nodes[node]?.name ?? '', image: fixture.busybox });
+      podWithVolume({ name, volume, script, node: fixture.cluster.nodes[node]?.name ?? '', image: fixture.busybox });
   const writingPod = withScript(appendLines);
   const idlePod = withScript('sleep 100000');
-  const ready = (...names: readonly string[]): Promise<string> =>
+  const waitUntilReady = (...names: readonly string[]): Promise<string> =>
     kubectl('wait', '--for=condition=Ready', '--timeout=180s', ...names.map((name) => `pod/${name}`));
   /** The claims' volumes, with everything that the earlier version wrote into them. */
   const volumes = async (): Promise<unknown> => {
@@ -78,7 +83,7 @@ describe.skipIf(needs(...components))('an upgrade of the chart from an earlier v
       const earlierChart = join(earlier.path, 'deploy', 'kubernetes', 'chart');
       await fixture.helm('install', 'stowage', earlierChart, '--values', values, '--set', 'image.tag=earlier');
       await fixture.registerInDns();
-      await rolledOut();
+      await waitForRollouts();
       await fixture.cluster.apply(
         claim({ name: 'own', storageClassName: 'local', mode: 'ReadWriteOnce' }),
         claim({ name: 'remote', storageClassName: 'silver', mode: 'ReadWriteMany' }),
@@ -90,14 +95,14 @@ describe.skipIf(needs(...components))('an upgrade of the chart from an earlier v
         writingPod('embedded', 1, 'embedded'),
         idlePod('reader', 1, 'shared'),
       );
-      await ready(...writing, 'reader');
-      await writers.expectProgress(...writing, 'reader');
+      await waitUntilReady(...writerPods, 'reader');
+      await writers.expectProgress(...writerPods, 'reader');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'is not noticed by the pods, and changes no volume',
+    'does not disturb the pods, and changes no volume',
     async () => {
       const before = await volumes();
       await kubectl('apply', '--server-side', '--force-conflicts', '--filename', join(chart, 'crds'));
@@ -105,65 +110,65 @@ describe.skipIf(needs(...components))('an upgrade of the chart from an earlier v
       const accepted = ['--set', 'embeddedNFS.insecure=true'];
       const now = ['--reset-then-reuse-values', '--set', 'image.tag=now', ...accepted];
       await fixture.helm('upgrade', 'stowage', chart, ...now);
-      await rolledOut();
-      await expect.poll(images, wait).toEqual(new Set(['stowage:now']));
-      await writers.expectRunning(...writing, 'reader');
-      await writers.expectProgress(...writing, 'reader');
-      await writers.expectWholeLogs(...writing);
+      await waitForRollouts();
+      await expect.poll(runningImages, pollOptions).toEqual(new Set(['stowage:now']));
+      await writers.expectRunning(...writerPods, 'reader');
+      await writers.expectProgress(...writerPods, 'reader');
+      await writers.expectWholeLogs(...writerPods);
       expect(await volumes()).toEqual(before);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'leaves claims that the new version gives to further pods, and new claims get volumes',
+    'leaves claims that new pods can use, and new claims get volumes',
     async () => {
       await fixture.cluster.apply(
         claim({ name: 'new', storageClassName: 'silver', mode: 'ReadWriteMany' }),
         writingPod('new', 0, 'new'),
       );
-      await ready('new');
+      await waitUntilReady('new');
       await writers.expectProgress('new');
       await kubectl('delete', 'pod', 'remote', '--timeout=90s');
       await fixture.cluster.apply(idlePod('remote', 0, 'remote'));
-      await ready('remote');
+      await waitUntilReady('remote');
       await writers.expectWholeLogs('remote');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'can be undone with helm rollback, which the pods do not notice either',
+    'can be undone with helm rollback, which does not disturb the pods either',
     async () => {
       const rest = ['own', 'shared', 'embedded', 'new'];
       await fixture.helm('rollback', 'stowage');
-      await rolledOut();
-      await expect.poll(images, wait).toEqual(new Set(['stowage:earlier']));
+      await waitForRollouts();
+      await expect.poll(runningImages, pollOptions).toEqual(new Set(['stowage:earlier']));
       await writers.expectRunning(...rest);
       await writers.expectProgress(...rest);
       await fixture.helm('rollback', 'stowage');
-      await rolledOut();
-      await expect.poll(images, wait).toEqual(new Set(['stowage:now']));
+      await waitForRollouts();
+      await expect.poll(runningImages, pollOptions).toEqual(new Set(['stowage:now']));
       await writers.expectRunning(...rest);
       await writers.expectProgress(...rest);
       await writers.expectWholeLogs(...rest);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
     'leaves nothing behind when the pods and claims of the earlier version are deleted',
     async () => {
-      await kubectl('delete', 'pod', ...writing, 'reader', 'new', '--timeout=120s');
+      await kubectl('delete', 'pod', ...writerPods, 'reader', 'new', '--timeout=120s');
       await kubectl('delete', 'pvc', 'own', 'remote', 'shared', 'embedded', 'new', '--timeout=90s');
       await expect
-        .poll(() => kubectl('get', 'pv', '--output=jsonpath={.items[*].spec.claimRef.name}'), wait)
+        .poll(() => kubectl('get', 'pv', '--output=jsonpath={.items[*].spec.claimRef.name}'), pollOptions)
         .toBe('stowage-nfs');
       for (const node of fixture.cluster.nodes)
         await expect
-          .poll(() => node.inside('sh', '-c', 'grep -c "/pods/.*stowage" /proc/self/mountinfo; :'), wait)
+          .poll(() => node.inside('sh', '-c', 'grep -c "/pods/.*stowage" /proc/self/mountinfo; :'), pollOptions)
           .toMatch(/^[01]$/);
     },
-    long,
+    longTimeoutMs,
   );
 });

@@ -40,6 +40,6 @@ export async function buildEarlierImage({ path }: EarlierCommit, signal: AbortSi
     program,
   ];
   const output = await runner(signal)(words[0] ?? '', words.slice(1), { cwd: path });
-  const all = stack.move();
-  return { tar: output.trim(), [Symbol.asyncDispose]: () => all.disposeAsync() };
+  const resources = stack.move();
+  return { tar: output.trim(), [Symbol.asyncDispose]: () => resources.disposeAsync() };
 }

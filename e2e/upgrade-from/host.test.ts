@@ -32,9 +32,9 @@ describe.each(['docker', 'podman'] as const)('an upgrade from an earlier version
     }, 300_000);
 
     test.each(['SIGTERM', 'SIGKILL'] as const)(
-      'is not noticed by applications and containers (the earlier version ends by %s)',
+      'does not disturb applications and containers (the earlier version ends by %s)',
       { timeout: 600_000 },
-      async (how) => {
+      async (signalName) => {
         await using stack = new AsyncDisposableStack();
         const top = await worldReadableFolder('st-upg-', stack);
         // For a failed test.
@@ -47,16 +47,16 @@ describe.each(['docker', 'podman'] as const)('an upgrade from an earlier version
         const nfs = stack.use(await startGanesha({ exports: [{ path: exported, tag: 'remote' }], signal }));
         const engine = stack.use(await startEngine[kind](signal, { shared: [top] }));
         const image = await loadBusybox(engine, signal);
-        const where = {
+        const serverOptions = {
           state: join(top, 's'),
           socket: join(top, 'r', 'stowage.sock'),
           options: ['--plugins', engine.plugins, `--${kind}-socket`, engine.socket],
         };
-        let server: Stowage = await startStowage({ ...where, command: [join(earlier.path, 'bin', 'stowage')] });
+        let server: Stowage = await startStowage({ ...serverOptions, command: [join(earlier.path, 'bin', 'stowage')] });
         stack.defer(() => server.stop());
         stack.defer(async () => {
-          const left = (await engine.run('ps', '-aq')).split('\n').filter(Boolean);
-          if (left.length > 0) await engine.run('rm', '-f', ...left);
+          const containers = (await engine.run('ps', '-aq')).split('\n').filter(Boolean);
+          if (containers.length > 0) await engine.run('rm', '-f', ...containers);
         });
 
         for (const folder of ['files', 'images', 'mounted']) await mkdir(join(top, folder));
@@ -64,14 +64,14 @@ describe.each(['docker', 'podman'] as const)('an upgrade from an earlier version
         await runCli(server, 'store', 'add', 'images', `local://${join(top, 'images')}?layout=image&onDelete=archive`);
         const ports = `port=${nfs.nfsPort}&mountport=${nfs.mountPort}`;
         await runCli(server, 'store', 'add', 'remote', `nfs://${nfs.host}${exported}?${ports}`);
-        const at = (store: string): string => join(top, 'mounted', store);
+        const mountPointOf = (store: string): string => join(top, 'mounted', store);
         const create = (volume: string): Promise<string> =>
           runCli(server, 'volume', 'create', volume, ...(volume.startsWith('images/') ? ['--size', '64M'] : []));
         const writers = new Map<string, ReturnType<typeof startWriter>>();
         for (const store of stores) {
           await create(`${store}/mounted`);
-          await runCli(server, 'mount', `${store}/mounted`, at(store));
-          writers.set(store, startWriter(join(at(store), 'log')));
+          await runCli(server, 'mount', `${store}/mounted`, mountPointOf(store));
+          writers.set(store, startWriter(join(mountPointOf(store), 'log')));
           const size = store === 'images' ? ['-o', 'size=64M'] : [];
           await engine.run(
             'volume',
@@ -94,29 +94,29 @@ describe.each(['docker', 'podman'] as const)('an upgrade from an earlier version
           );
         const lines = async (store: string): Promise<number> =>
           Number((await engine.run('exec', store, 'tail', '-n', '1', '/data/log')).replace('line ', ''));
-        const goesOn = async (): Promise<void> => {
+        const expectProgress = async (): Promise<void> => {
           for (const [store, writer] of writers) {
             const before = { mounted: writer.count(), container: await lines(store) };
             await expect.poll(() => writer.count(), pollOptions).toBeGreaterThan(before.mounted);
             await expect.poll(() => lines(store), pollOptions).toBeGreaterThan(before.container);
           }
         };
-        await goesOn();
+        await expectProgress();
         const before = { mounts: await mountTable(top), volumes: await volumes() };
         const served = await dataPath(server);
 
-        server.signal(how);
+        server.signal(signalName);
         await server.ended();
-        await goesOn();
-        server = await startStowage(where);
-        await goesOn();
+        await expectProgress();
+        server = await startStowage(serverOptions);
+        await expectProgress();
         expect(await mountTable(top)).toEqual(before.mounts);
         expect(await volumes()).toEqual(before.volumes);
         expect(await dataPath(server)).toMatchObject({ pid: served?.pid, mounts: served?.mounts });
         for (const store of stores) {
           const refused = await server.cli('volume', 'delete', `${store}/${store}-data`);
           expect(refused).toMatchObject({ status: 6, stderr: expect.stringContaining(`container ${store}`) });
-          expect(await server.cli('unmount', at(store))).toMatchObject({
+          expect(await server.cli('unmount', mountPointOf(store))).toMatchObject({
             status: 6,
             stderr: expect.stringContaining('it is in use'),
           });
@@ -124,18 +124,18 @@ describe.each(['docker', 'podman'] as const)('an upgrade from an earlier version
 
         // The data path takes over from the one of the earlier version, with its open files and requests.
         expect(await runCli(server, 'client', 'upgrade')).toContain('replaced 1 data path');
-        await goesOn();
+        await expectProgress();
         expect(await mountTable(top)).toEqual(before.mounts);
         expect((await dataPath(server))?.pid).not.toBe(served?.pid);
 
         await runCli(server, 'volume', 'restore', 'images/deleted');
         for (const store of stores) {
-          const [writer, path] = [writers.get(store), join(at(store), 'log')];
+          const [writer, path] = [writers.get(store), join(mountPointOf(store), 'log')];
           writer?.stop();
           expect(await writer?.ended).toBe('');
           const written = (await readFile(path, 'utf8')).trim().split('\n').map(Number);
           expect(written).toEqual(written.map((_, i) => i + 1));
-          await runCli(server, 'unmount', at(store));
+          await runCli(server, 'unmount', mountPointOf(store));
           // Not by `exec`: the kernel could kill touch(1) when the container's first process ends.
           await engine.run('run', '--rm', '-v', `${store}-data:/data`, image, 'touch', '/data/stop');
           expect(await engine.run('wait', store)).toBe('0');

@@ -19,7 +19,7 @@ const maxVolumes = 40;
 /** Everything that Kubernetes' own tests need: a cluster with Stowage, StorageClasses, and the test images. */
 export async function startConformanceFixture(signal: AbortSignal): Promise<ConformanceFixture> {
   await using stack = new AsyncDisposableStack();
-  const { cluster, helm, own } = stack.use(await startChartFixture(signal));
+  const { cluster, helm, namespacedKubectl } = stack.use(await startChartFixture(signal));
   const filer = stack.use(await startFiler(cluster, signal));
   const images = { suite: toolPath('k8s-e2e'), agnhost: agnhost(), kubectl: join(binaries(), 'kubectl') };
   await importSuiteImages(cluster, images, signal);
@@ -28,15 +28,15 @@ export async function startConformanceFixture(signal: AbortSignal): Promise<Conf
     store('images', { uri: 'local:///var/lib/stowage/stores/images', options: { layout: 'image', filesystem: 'xfs' } }),
   ];
   // One of the tests creates the maximum number of volumes of a node.
-  const most = ['--set-json', `agent.extraArgs=["--max-volumes","${maxVolumes}"]`];
-  const values = ['--set', 'image.tag=testbed', '--set-json', `stores=${JSON.stringify(stores)}`, ...most];
+  const volumeLimit = ['--set-json', `agent.extraArgs=["--max-volumes","${maxVolumes}"]`];
+  const values = ['--set', 'image.tag=testbed', '--set-json', `stores=${JSON.stringify(stores)}`, ...volumeLimit];
   await helm('install', 'stowage', chart, '--create-namespace', ...values);
   const parts = ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'];
-  for (const part of parts) await own('rollout', 'status', part, '--timeout=150s');
+  for (const part of parts) await namespacedKubectl('rollout', 'status', part, '--timeout=150s');
   for (const { storageClass } of stores)
     await cluster.kubectl('wait', '--for=create', `storageclass/${storageClass.name}`, '--timeout=60s');
-  const all = stack.move();
-  return { cluster, [Symbol.asyncDispose]: () => all.disposeAsync() };
+  const resources = stack.move();
+  return { cluster, [Symbol.asyncDispose]: () => resources.disposeAsync() };
 }
 
 const store = (name: string, spec: object) => ({ name, ...spec, storageClass: { name: `stowage-${name}` } });

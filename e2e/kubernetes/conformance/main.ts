@@ -23,32 +23,32 @@ function parseArguments(args: readonly string[]): Options | undefined {
   const { values } = parseArgs({ args: [...args], options });
   const chosen = drivers.filter((driver) => values.driver === undefined || values.driver === driver);
   const [parallel, minutes] = [Number(values['at-once'] ?? '4'), Number(values.minutes ?? '60')];
-  const isRight = chosen.length > 0 && [parallel, minutes].every((value) => Number.isSafeInteger(value) && value > 0);
-  return isRight ? { chosen, focus: values.focus, parallel, minutes } : undefined;
+  const isValid = chosen.length > 0 && [parallel, minutes].every((value) => Number.isSafeInteger(value) && value > 0);
+  return isValid ? { chosen, focus: values.focus, parallel, minutes } : undefined;
 }
 
 async function main(args: readonly string[], signal: AbortSignal): Promise<number> {
-  const wish = parseArguments(args);
-  if (wish === undefined) {
+  const options = parseArguments(args);
+  if (options === undefined) {
     console.error(usage);
     return 2;
   }
-  const lacking = components.flatMap((name) => {
+  const missing = components.flatMap((name) => {
     const { probe, command } = component(name);
     const why = probe();
     return why === undefined ? [] : [`${name} is needed: ${why}. Get it: ${command}`];
   });
-  if (lacking.length > 0) {
-    console.error(lacking.join('\n'));
+  if (missing.length > 0) {
+    console.error(missing.join('\n'));
     return 1;
   }
   const top = resolve('.stowage-conformance');
   await mkdir(top, { recursive: true });
   await using fixture = await startConformanceFixture(signal);
   const { cluster } = fixture;
-  const { focus, parallel, minutes } = wish;
+  const { focus, parallel, minutes } = options;
   let hasFailed = false;
-  for (const driver of wish.chosen) {
+  for (const driver of options.chosen) {
     const folder = join(top, driver);
     const specs = await runSuite({
       driver,
@@ -74,9 +74,11 @@ async function main(args: readonly string[], signal: AbortSignal): Promise<numbe
 /** Copies the logs of Kubernetes and Stowage, which would be deleted with the cluster. */
 async function keepLogs({ folder, kubectl }: Cluster, to: string): Promise<void> {
   await cp(join(folder, 'log'), to, { recursive: true });
-  const own = ['--namespace', namespace];
-  const pods = (await kubectl('get', 'pods', ...own, '--output=name')).split('\n').filter((name) => name !== '');
-  for (const pod of pods) await writeFile(join(to, basename(pod)), await kubectl('logs', pod, ...own));
+  const namespaceArgs = ['--namespace', namespace];
+  const pods = (await kubectl('get', 'pods', ...namespaceArgs, '--output=name'))
+    .split('\n')
+    .filter((name) => name !== '');
+  for (const pod of pods) await writeFile(join(to, basename(pod)), await kubectl('logs', pod, ...namespaceArgs));
 }
 
 const stop = new AbortController();

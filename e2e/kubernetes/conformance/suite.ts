@@ -43,7 +43,7 @@ export async function runSuite(options: SuiteOptions): Promise<readonly Spec[]> 
   const { driver, focus, kubeconfig, folder, parallel, minutes, signal } = options;
   await mkdir(folder, { recursive: true });
   // The suite does not remove its temporary folders.
-  await using own = await mkdtempDisposable(join(tmpdir(), 'stowage-suite-'));
+  await using temporary = await mkdtempDisposable(join(tmpdir(), 'stowage-suite-'));
   const report = 'report.json';
   // A report that another run left.
   await rm(join(folder, report), { force: true });
@@ -66,7 +66,7 @@ export async function runSuite(options: SuiteOptions): Promise<readonly Spec[]> 
   ];
   const log = createWriteStream(join(folder, 'log'));
   const child = spawn(toolPath('ginkgo'), words, {
-    env: { ...process.env, TMPDIR: own.path },
+    env: { ...process.env, TMPDIR: temporary.path },
     stdio: ['ignore', 'pipe', 'pipe'],
     signal,
   });
@@ -101,30 +101,30 @@ export function specsOf(report: string): readonly Spec[] {
   const suites: readonly ReportedSpec[] = JSON.parse(report);
   return suites
     .flatMap(({ SpecReports }) => SpecReports)
-    .flatMap((one): readonly Spec[] => {
-      const { State, Failure } = one;
+    .flatMap((report): readonly Spec[] => {
+      const { State, Failure } = report;
       const why = [Failure?.Message, Failure?.ForwardedPanic].filter(Boolean).join('\n');
-      if (State === 'passed' && one.LeafNodeType !== 'It') return [];
+      if (State === 'passed' && report.LeafNodeType !== 'It') return [];
       // A test that the selection excludes has no skip reason.
       if (State === 'pending' || (State === 'skipped' && why === '')) return [];
       const state = State === 'passed' || State === 'skipped' ? State : 'failed';
-      const name = [...(one.ContainerHierarchyTexts ?? []), one.LeafNodeText].filter(Boolean).join(' ');
-      return [{ name: name || one.LeafNodeType, state, seconds: one.RunTime / 1e9, why }];
+      const name = [...(report.ContainerHierarchyTexts ?? []), report.LeafNodeText].filter(Boolean).join(' ');
+      return [{ name: name || report.LeafNodeType, state, seconds: report.RunTime / 1e9, why }];
     });
 }
 
 /** Lines for people: the counts, the failures, and why tests were skipped. */
 export function summaryOf(driver: Driver, specs: readonly Spec[]): readonly string[] {
-  const of = (state: Spec['state']): readonly Spec[] => specs.filter((spec) => spec.state === state);
-  const [passed, failed, skipped] = [of('passed'), of('failed'), of('skipped')];
+  const inState = (state: Spec['state']): readonly Spec[] => specs.filter((spec) => spec.state === state);
+  const [passed, failed, skipped] = [inState('passed'), inState('failed'), inState('skipped')];
   const reasons = Object.groupBy(skipped, ({ why }) => why.trim());
-  const known = Object.entries(reasons).map(([why, those = []]) => ({ why, count: those.length }));
+  const reasonCounts = Object.entries(reasons).map(([why, skippedSpecs = []]) => ({ why, count: skippedSpecs.length }));
   return [
     `${driver}: ${passed.length} passed, ${failed.length} failed, ${skipped.length} skipped`,
     ...failed.flatMap(({ name, seconds, why }) => [
       `✗ ${name} (${seconds.toFixed(0)} s)`,
       ...why.split('\n').map((line) => `    ${line}`),
     ]),
-    ...known.sort((a, b) => b.count - a.count).map(({ why, count }) => `· ${count} skipped: ${why}`),
+    ...reasonCounts.sort((a, b) => b.count - a.count).map(({ why, count }) => `· ${count} skipped: ${why}`),
   ];
 }

@@ -27,15 +27,15 @@ export interface AnyCluster {
   /** The log of a pod. */
   logOf(namespace: string, pod: string): Promise<string>;
   /** Polls until the condition holds. At the limit, throws an error with the last value. */
-  until<T>(what: string, look: () => Promise<T>, isDone: (seen: T) => boolean, limitMs?: number): Promise<T>;
+  waitFor<T>(what: string, read: () => Promise<T>, isDone: (seen: T) => boolean, limitMs?: number): Promise<T>;
 }
 
-const manager = 'stowage-e2e';
-const usualMs = 180_000;
-const pauseMs = 500;
+const fieldManager = 'stowage-e2e';
+const defaultTimeoutMs = 180_000;
+const pollIntervalMs = 500;
 const podLog = { group: '', version: 'v1', plural: 'pods', kind: 'Pod', namespaced: true } as const;
 
-interface Listing {
+interface ResourceList {
   readonly resources: readonly { readonly name: string; readonly kind: string; readonly namespaced: boolean }[];
 }
 
@@ -47,8 +47,8 @@ export function createAnyCluster(client: KubeClient, signal: AbortSignal): AnyCl
     if (before !== undefined) return before;
     const [group, version] = apiVersion.includes('/') ? apiVersion.split('/') : ['', apiVersion];
     const path = group === '' ? `/api/${version}` : `/apis/${apiVersion}`;
-    const { resources } = JSON.parse(await client.raw({ method: 'GET', path }, signal)) as Listing;
-    const found = resources.find((one) => one.kind === kind && !one.name.includes('/'));
+    const { resources } = JSON.parse(await client.raw({ method: 'GET', path }, signal)) as ResourceList;
+    const found = resources.find((resource) => resource.kind === kind && !resource.name.includes('/'));
     if (found === undefined) throw new Error(`the cluster has no ${kind} in ${apiVersion}`);
     const { name: plural, namespaced } = found;
     const resource = { group: group ?? '', version: version ?? '', plural, kind, namespaced };
@@ -56,10 +56,10 @@ export function createAnyCluster(client: KubeClient, signal: AbortSignal): AnyCl
     return resource;
   }
 
-  const placeOf = ({ metadata: { namespace, name } }: AnyObject) => ({ namespace, name });
+  const namespacedName = ({ metadata: { namespace, name } }: AnyObject) => ({ namespace, name });
   /** The object or its kind does not exist, or another object has the name. */
   const isAbsent = (thrown: unknown): boolean => thrown instanceof KubeError && [404, 409].includes(thrown.status);
-  const orAbsent = async <T>(asking: Promise<T>): Promise<T | undefined> => {
+  const undefinedIfAbsent = async <T>(asking: Promise<T>): Promise<T | undefined> => {
     try {
       return await asking;
     } catch (thrown) {
@@ -68,38 +68,40 @@ export function createAnyCluster(client: KubeClient, signal: AbortSignal): AnyCl
     }
   };
 
-  async function until<T>(
+  async function waitFor<T>(
     what: string,
-    look: () => Promise<T>,
-    isSo: (seen: T) => boolean,
-    limitMs = usualMs,
+    read: () => Promise<T>,
+    isDone: (seen: T) => boolean,
+    limitMs = defaultTimeoutMs,
   ): Promise<T> {
     const began = performance.now();
     for (;;) {
-      const seen = await look();
-      if (isSo(seen)) return seen;
+      const seen = await read();
+      if (isDone(seen)) return seen;
       if (performance.now() - began > limitMs)
-        throw new Error(`${what} was waited for in vain. It is: ${JSON.stringify(seen)?.slice(0, 2_000)}`);
-      await delay(pauseMs, undefined, { signal });
+        throw new Error(
+          `timed out while waiting for ${what}; the last value is ${JSON.stringify(seen)?.slice(0, 2_000)}`,
+        );
+      await delay(pollIntervalMs, undefined, { signal });
     }
   }
 
   return {
-    until,
+    waitFor: waitFor,
     apply: async (object) => {
       const thing = object as AnyObject;
       const resource = await resourceOf(thing.apiVersion, thing.kind);
       return await client.patch(
         resource,
-        placeOf(thing),
-        { kind: 'apply', body: { ...thing, apiVersion: apiVersionOf(resource) }, manager, force: true },
+        namespacedName(thing),
+        { kind: 'apply', body: { ...thing, apiVersion: apiVersionOf(resource) }, manager: fieldManager, force: true },
         signal,
       );
     },
     find: async (object) => {
       const thing = object as AnyObject;
       const resource = await resourceOf(thing.apiVersion, thing.kind);
-      return await orAbsent(client.get(resource, placeOf(thing), signal));
+      return await undefinedIfAbsent(client.get(resource, namespacedName(thing), signal));
     },
     list: async (apiVersion, kind, namespace) => {
       const pages = await Array.fromAsync(client.list(await resourceOf(apiVersion, kind), { namespace }, signal));
@@ -110,7 +112,7 @@ export function createAnyCluster(client: KubeClient, signal: AbortSignal): AnyCl
       const resource = await resourceOf(thing.apiVersion, thing.kind).catch(() => undefined);
       if (resource === undefined) return;
       const only = { propagation: 'Background', uid: thing.metadata.uid } as const;
-      await orAbsent(client.delete(resource, placeOf(thing), only, signal));
+      await undefinedIfAbsent(client.delete(resource, namespacedName(thing), only, signal));
     },
     logOf: (namespace, name) =>
       client.raw({ method: 'GET', path: `${pathOf(podLog, { namespace, name })}/log` }, signal),

@@ -34,7 +34,7 @@ const foreignVolume = volume('theirs', {
   csi: { driver: 'x' },
 });
 
-test('Stowage is installed where none of its objects exist', () => {
+test('Stowage is installed if none of its objects exist', () => {
   const deployment = anObject('Deployment', 'stowage-controller', { metadata: { namespace: 'stowage-system' } });
   expect(decide({ ...nothing, deployments: [deployment], volumes: [foreignVolume] })).toEqual({ kind: 'install' });
 });
@@ -55,7 +55,7 @@ test('no Stowage is used if two are running', () => {
 test.each([
   ['a namespace', { objects: [anObject('Namespace', 'stowage-system')] }, 'Namespace stowage-system'],
   [
-    'the definition of stores',
+    'the CRD of stores',
     { objects: [anObject('CustomResourceDefinition', 'stores.stowage.dev')] },
     'CustomResourceDefinition stores.stowage.dev',
   ],
@@ -68,21 +68,22 @@ test.each([
   [
     'a volume',
     {
-      volumes: [
-        volume('nothing is installed if an earlier installation left %s', { csi: { driver: 'local.stowage.dev' } }),
-      ],
+      volumes: [volume('kept', { csi: { driver: 'local.stowage.dev' } })],
     },
     'PersistentVolume kept, of no claim',
   ],
-  // A Stowage without a controller.
-  ['something else that runs', { deployments: [controller('storage', 'nfs')], stores: [anObject('', 'x')] }, 'Store x'],
-] as const)('nothing is installed where %s was left', (_, left, line) => {
+  [
+    'a workload without a controller',
+    { deployments: [controller('storage', 'nfs')], stores: [anObject('', 'x')] },
+    'Store x',
+  ],
+] as const)('nothing is installed if an earlier installation left %s', (_, left, line) => {
   expect(decide({ ...nothing, ...left })).toEqual({
     kind: 'refuse',
-    why: `Stowage does not run in this cluster, but this was left of it:
+    why: `Stowage does not run in this cluster, but these objects of an installation remain:
   ${line}
-It was not touched. If it is needed, install Stowage again as it was: the tests use what runs, and leave it as it is.
-If it is not, and neither are the data of these volumes, delete these objects. Then run the tests again.`,
+Nothing was changed. If you need the objects, install Stowage again as before: the tests use a running Stowage unchanged.
+If you need neither the objects nor the data of these volumes, delete the objects. Then run the tests again.`,
   });
 });
 
@@ -94,7 +95,7 @@ test('the disk of a claim is the volume with the claim’s uid, and not that of 
   expect(volumesOfClaim(all, anObject('PersistentVolumeClaim', 'stowage-nfs'))).toEqual([]);
 });
 
-test('classes are deleted with the stores that they were created for', () => {
+test('the removal of stores includes the classes that they own', () => {
   const owned = (name: string, uid: string): AnyObject =>
     anObject('StorageClass', name, {
       metadata: { name, ownerReferences: [{ apiVersion: 'stowage.dev/v1', kind: 'Store', name, uid }] },

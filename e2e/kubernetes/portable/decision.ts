@@ -26,12 +26,13 @@ const labels = { name: 'app.kubernetes.io/name', component: 'app.kubernetes.io/c
  * data.
  */
 export function decide(seen: ClusterFacts): Decision {
-  const homes = [...new Set(ownOf(seen.deployments).filter(isController).map(namespaceOf))];
-  const [home] = homes;
-  if (homes.length > 1) return { kind: 'refuse', why: `Stowage is in several namespaces: ${homes.join(', ')}.` };
-  if (home !== undefined) return { kind: 'use', namespace: home };
-  const left = leftovers(seen);
-  return left.length === 0 ? { kind: 'install' } : { kind: 'refuse', why: refusal(left) };
+  const namespaces = [...new Set(ownOf(seen.deployments).filter(isController).map(namespaceOf))];
+  const [namespace] = namespaces;
+  if (namespaces.length > 1)
+    return { kind: 'refuse', why: `Stowage is in several namespaces: ${namespaces.join(', ')}.` };
+  if (namespace !== undefined) return { kind: 'use', namespace: namespace };
+  const remains = leftovers(seen);
+  return remains.length === 0 ? { kind: 'install' } : { kind: 'refuse', why: refusal(remains) };
 }
 
 /** The objects with Stowage's label. The namespace may contain other objects. */
@@ -47,14 +48,14 @@ interface VolumeSpec {
 }
 
 function leftovers({ objects, stores, volumes }: ClusterFacts): readonly string[] {
-  const isLeft = ({ spec }: AnyObject): boolean => {
+  const isOfInstallation = ({ spec }: AnyObject): boolean => {
     const { claimRef, csi } = (spec ?? {}) as VolumeSpec;
     return claimRef?.namespace === usualNamespace || csi?.driver?.endsWith('.stowage.dev') === true;
   };
   return [
     ...objects.map(({ kind, metadata }) => `${kind} ${metadata.name}`),
     ...stores.map(({ metadata }) => `Store ${metadata.name}`),
-    ...volumes.filter(isLeft).map(({ metadata, spec }) => {
+    ...volumes.filter(isOfInstallation).map(({ metadata, spec }) => {
       const { claimRef } = (spec ?? {}) as VolumeSpec;
       const whose = claimRef === undefined ? 'of no claim' : `of the claim ${claimRef.namespace}/${claimRef.name}`;
       return `PersistentVolume ${metadata.name}, ${whose}`;
@@ -64,10 +65,10 @@ function leftovers({ objects, stores, volumes }: ClusterFacts): readonly string[
 
 const refusal = (left: readonly string[]): string =>
   [
-    'Stowage does not run in this cluster, but this was left of it:',
+    'Stowage does not run in this cluster, but these objects of an installation remain:',
     ...left.map((line) => `  ${line}`),
-    'It was not touched. If it is needed, install Stowage again as it was: the tests use what runs, and leave it as it is.',
-    'If it is not, and neither are the data of these volumes, delete these objects. Then run the tests again.',
+    'Nothing was changed. If you need the objects, install Stowage again as before: the tests use a running Stowage unchanged.',
+    'If you need neither the objects nor the data of these volumes, delete the objects. Then run the tests again.',
   ].join('\n');
 
 /** The volumes of a claim. The volume of an earlier claim with the same name has that claim's uid. */
@@ -103,15 +104,16 @@ export const isReady = (counts: readonly Count[]): boolean =>
 
 /** The image as values of the chart. The values are always strings, because a tag may look like a number. */
 export function imageValues(image: string): readonly string[] {
-  const [named = '', digest] = image.split('@');
-  const at = named.lastIndexOf(':');
-  const [repository, tag] = at > named.lastIndexOf('/') ? [named.slice(0, at), named.slice(at + 1)] : [named, ''];
+  const [imageName = '', digest] = image.split('@');
+  const colon = imageName.lastIndexOf(':');
+  const [repository, tag] =
+    colon > imageName.lastIndexOf('/') ? [imageName.slice(0, colon), imageName.slice(colon + 1)] : [imageName, ''];
   return [`image.repository=${repository}`, digest === undefined ? `image.tag=${tag}` : `image.digest=${digest}`];
 }
 
 /** The plain manifests with another image, which need not have a registry. */
 export function withImage(manifests: string, image: string): string {
-  const own = /^( +image: )stowage:\S+$/gm;
-  if (!own.test(manifests)) throw new Error('the manifests name no image that could be replaced');
-  return manifests.replaceAll(own, (_, before: string) => `${before}${image}`);
+  const imageLine = /^( +image: )stowage:\S+$/gm;
+  if (!imageLine.test(manifests)) throw new Error('the manifests name no image that could be replaced');
+  return manifests.replaceAll(imageLine, (_, before: string) => `${before}${image}`);
 }

@@ -25,7 +25,7 @@ export interface InstallOptions {
   readonly values: readonly string[];
 }
 
-export interface Installed {
+export interface Installation {
   /** A description for people. */
   readonly description: string;
   /** Removes what was installed, and leaves everything that existed before. */
@@ -33,22 +33,22 @@ export interface Installed {
 }
 
 /** Why nothing was changed. */
-export interface Refused {
+export interface Refusal {
   readonly why: string;
 }
 
-interface Method extends Installed {
+interface Method extends Installation {
   install(): Promise<void>;
 }
 
 /** `cluster` installs. `after` removes, and keeps working after the user has interrupted the tests. */
 export interface Clusters {
   readonly cluster: AnyCluster;
-  readonly after: AnyCluster;
+  readonly cleanupCluster: AnyCluster;
 }
 
 const folder = join(repository, 'deploy', 'kubernetes');
-const minutes = 60_000;
+const minuteMs = 60_000;
 const definition = {
   apiVersion: 'apiextensions.k8s.io/v1',
   kind: 'CustomResourceDefinition',
@@ -56,51 +56,55 @@ const definition = {
 };
 const server = { metadata: { name: 'stowage-nfs', namespace } };
 /** The objects of the embedded NFS server, which the plain manifests lack. */
-const ofServer: readonly AnyObject[] = [
+const serverObjects: readonly AnyObject[] = [
   { apiVersion: 'storage.k8s.io/v1', kind: 'StorageClass', metadata: { name: 'stowage-nfs' } },
   { apiVersion: 'v1', kind: 'PersistentVolumeClaim', ...server },
   { apiVersion: 'apps/v1', kind: 'StatefulSet', ...server },
 ];
 
-export const usualHelm = (): string => onPath('helm') ?? '';
+export const helmOnPath = (): string => onPath('helm') ?? '';
 
 /** If a Stowage runs, uses it unchanged. Otherwise installs the chart, or without Helm the plain manifests. */
-export async function install(clusters: Clusters, wish: InstallOptions): Promise<Installed | Refused> {
+export async function install(clusters: Clusters, options: InstallOptions): Promise<Installation | Refusal> {
   const { cluster } = clusters;
   const decision = decide(await factsOf(cluster));
   if (decision.kind === 'refuse') return { why: decision.why };
   if (decision.kind === 'use') {
-    await ready(cluster, decision.namespace);
-    const description = `it was there already, in namespace ${decision.namespace}, and is left as it is`;
+    await waitUntilReady(cluster, decision.namespace);
+    const description = `it already runs in namespace ${decision.namespace}, and is used unchanged`;
     return { description, uninstall: async () => {} };
   }
-  const way = wish.helm === '' ? manifestsMethod(clusters, wish.image) : helmMethod(clusters.after, wish);
+  const method =
+    options.helm === '' ? manifestsMethod(clusters, options.image) : helmMethod(clusters.cleanupCluster, options);
   try {
-    await way.install();
-    await ready(cluster, namespace);
-    await untilClasses(cluster);
+    await method.install();
+    await waitUntilReady(cluster, namespace);
+    await waitForClasses(cluster);
   } catch (cause) {
-    await way.uninstall().catch((left: unknown) => {
-      throw new AggregateError([cause, left], 'Stowage could not be installed, nor could all of it be removed again');
+    await method.uninstall().catch((left: unknown) => {
+      throw new AggregateError(
+        [cause, left],
+        'Stowage could not be installed, and its objects could not all be removed',
+      );
     });
     throw cause;
   }
-  return way;
+  return method;
 }
 
 async function factsOf(cluster: AnyCluster): Promise<ClusterFacts> {
-  const wide = [...(await manifests()), ...ofServer].filter(({ kind, metadata }) => {
+  const wide = [...(await manifests()), ...serverObjects].filter(({ kind, metadata }) => {
     return metadata.namespace === undefined && kind !== 'Store';
   });
   return {
     deployments: await cluster.list('apps/v1', 'Deployment'),
-    objects: await existing(cluster, wide),
+    objects: await findExisting(cluster, wide),
     stores: await storesOf(cluster),
     volumes: await cluster.list('v1', 'PersistentVolume'),
   };
 }
 
-async function existing(cluster: AnyCluster, things: readonly AnyObject[]): Promise<readonly AnyObject[]> {
+async function findExisting(cluster: AnyCluster, things: readonly AnyObject[]): Promise<readonly AnyObject[]> {
   const found = await Promise.all(things.map((thing) => cluster.find(thing)));
   return found.filter((thing) => thing !== undefined);
 }
@@ -121,24 +125,28 @@ async function manifests(change = (text: string): string => text): Promise<reado
     .filter((thing) => thing !== null);
 }
 
-function helmMethod(after: AnyCluster, { kubeconfig, image, helm, values }: InstallOptions): Method {
+function helmMethod(cleanupCluster: AnyCluster, { kubeconfig, image, helm, values }: InstallOptions): Method {
   const run = (...words: readonly string[]) =>
     promisify(execFile)(helm, [...words, '--kubeconfig', kubeconfig, '--namespace', namespace], {
-      timeout: 5 * minutes,
+      timeout: 5 * minuteMs,
     });
   // With certificates, because the tests don't know the networks of the nodes.
-  const own = ['embeddedNFS.enabled=true', 'embeddedNFS.tls.enabled=true', 'embeddedNFS.volume.size=2Gi'];
+  const nfsValues = ['embeddedNFS.enabled=true', 'embeddedNFS.tls.enabled=true', 'embeddedNFS.volume.size=2Gi'];
   const set = [
-    ...[...own, ...values].flatMap((value) => ['--set', value]),
+    ...[...nfsValues, ...values].flatMap((value) => ['--set', value]),
     ...imageValues(image).flatMap((value) => ['--set-string', value]),
   ];
-  let made: readonly AnyObject[] = [];
+  let createdObjects: readonly AnyObject[] = [];
   /** The objects that Helm does not remove. None of them existed before. */
-  const kept = async (): Promise<readonly AnyObject[]> => {
+  const objectsThatHelmLeaves = async (): Promise<readonly AnyObject[]> => {
     const drivers = (await manifests()).filter(({ kind }) => kind === 'CSIDriver');
     const context = [definition, { apiVersion: 'v1', kind: 'Namespace', metadata: { name: namespace } }];
-    const stores = await storesOf(after);
-    return [...(await existing(after, [...context, ...drivers])), ...stores, ...(await existing(after, ofServer))];
+    const stores = await storesOf(cleanupCluster);
+    return [
+      ...(await findExisting(cleanupCluster, [...context, ...drivers])),
+      ...stores,
+      ...(await findExisting(cleanupCluster, serverObjects)),
+    ];
   };
   return {
     description: 'by the chart',
@@ -146,16 +154,18 @@ function helmMethod(after: AnyCluster, { kubeconfig, image, helm, values }: Inst
       try {
         await run('install', 'stowage', join(folder, 'chart'), '--create-namespace', ...set);
       } finally {
-        made = await kept();
+        createdObjects = await objectsThatHelmLeaves();
       }
     },
     uninstall: () =>
-      removeCreated(after, made, () => run('uninstall', 'stowage', '--ignore-not-found', '--wait', '--timeout', '3m')),
+      removeCreated(cleanupCluster, createdObjects, () =>
+        run('uninstall', 'stowage', '--ignore-not-found', '--wait', '--timeout', '3m'),
+      ),
   };
 }
 
-function manifestsMethod({ cluster, after }: Clusters, image: string): Method {
-  const made: AnyObject[] = [];
+function manifestsMethod({ cluster, cleanupCluster: after }: Clusters, image: string): Method {
+  const createdObjects: AnyObject[] = [];
   return {
     description: 'by deploy/kubernetes/stowage.yaml',
     install: async () => {
@@ -163,11 +173,11 @@ function manifestsMethod({ cluster, after }: Clusters, image: string): Method {
         // The API server needs a moment until it serves a new CRD.
         const applied = (): Promise<AnyObject | string> => cluster.apply(thing).catch(String);
         const what = `${thing.kind} ${thing.metadata.name}`;
-        const done = await cluster.until(what, applied, (seen) => typeof seen !== 'string', minutes / 2);
-        if (typeof done !== 'string') made.push(done);
+        const done = await cluster.waitFor(what, applied, (seen) => typeof seen !== 'string', minuteMs / 2);
+        if (typeof done !== 'string') createdObjects.push(done);
       }
     },
-    uninstall: () => removeCreated(after, made, async () => {}),
+    uninstall: () => removeCreated(after, createdObjects, async () => {}),
   };
 }
 
@@ -175,21 +185,23 @@ function manifestsMethod({ cluster, after }: Clusters, image: string): Method {
  * The controller creates a store's class after it has opened the store. The tests of a store without a class would be
  * skipped.
  */
-async function untilClasses(cluster: AnyCluster): Promise<void> {
+async function waitForClasses(cluster: AnyCluster): Promise<void> {
   const missing = async (): Promise<readonly string[]> => {
     const classes = await cluster.list('storage.k8s.io/v1', 'StorageClass');
-    const made = new Set(classes.map((one) => (one as { parameters?: Record<string, string> }).parameters?.['store']));
+    const storesWithClass = new Set(
+      classes.map((storageClass) => (storageClass as { parameters?: Record<string, string> }).parameters?.['store']),
+    );
     const stores = await cluster.list('stowage.dev/v1', 'Store');
     return stores
-      .filter(({ spec, metadata }) => spec?.['storageClass'] !== undefined && !made.has(metadata.name ?? ''))
+      .filter(({ spec, metadata }) => spec?.['storageClass'] !== undefined && !storesWithClass.has(metadata.name ?? ''))
       .map(({ metadata }) => metadata.name ?? '');
   };
-  await cluster.until('the classes of the stores', missing, (left) => left.length === 0, 2 * minutes);
+  await cluster.waitFor('the classes of the stores', missing, (left) => left.length === 0, 2 * minuteMs);
 }
 
-async function ready(cluster: AnyCluster, home: string): Promise<void> {
+async function waitUntilReady(cluster: AnyCluster, installedNamespace: string): Promise<void> {
   const kinds = ['Deployment', 'DaemonSet', 'StatefulSet'] as const;
   const counts = async () =>
-    countsOf((await Promise.all(kinds.map((kind) => cluster.list('apps/v1', kind, home)))).flat());
-  await cluster.until('that all pods of Stowage are ready', counts, isReady, 5 * minutes);
+    countsOf((await Promise.all(kinds.map((kind) => cluster.list('apps/v1', kind, installedNamespace)))).flat());
+  await cluster.waitFor('all pods of Stowage to be ready', counts, isReady, 5 * minuteMs);
 }

@@ -12,8 +12,8 @@ import { kubeAccess } from '#app/kube-access.ts';
 import { systemClock } from '#base/clock.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { type AnyCluster, type AnyObject, createAnyCluster } from './cluster.ts';
-import { install, usualHelm } from './install.ts';
-import { type ClassOfStore, runAll, summaryOf, type TestContext } from './run.ts';
+import { helmOnPath, install } from './install.ts';
+import { type ClassOfStore, runAll, summaryOf, type TestContext } from './test-runner.ts';
 import { deleteAndCheck, tests } from './tests.ts';
 
 const usage =
@@ -44,37 +44,40 @@ async function main(): Promise<number> {
   const cluster = createAnyCluster(client, stop.signal);
   // An interrupt ends the tests, but not the clean-up.
   const after = createAnyCluster(client, new AbortController().signal);
-  const helm = values.helm === 'none' ? '' : (values.helm ?? usualHelm());
-  const wanted = tests.filter(({ name }) => name.includes(values.only));
-  if (wanted.length === 0) {
+  const helm = values.helm === 'none' ? '' : (values.helm ?? helmOnPath());
+  const selectedTests = tests.filter(({ name }) => name.includes(values.only));
+  if (selectedTests.length === 0) {
     console.error(`no test is called '${values.only}'. There are:\n${tests.map(({ name }) => `  ${name}`).join('\n')}`);
     return 2;
   }
-  const installed = await install({ cluster, after }, { kubeconfig, image, helm, values: values.set ?? [] });
+  const installed = await install(
+    { cluster, cleanupCluster: after },
+    { kubeconfig, image, helm, values: values.set ?? [] },
+  );
   if ('why' in installed) {
     console.error(installed.why);
     return 1;
   }
   console.log(`Stowage: ${installed.description}`);
   const unique = `e2e-${randomBytes(4).toString('hex')}`;
-  const own = { apiVersion: 'v1', kind: 'Namespace', metadata: { name: `stowage-${unique}` } };
+  const testNamespace = { apiVersion: 'v1', kind: 'Namespace', metadata: { name: `stowage-${unique}` } };
   const images = imageStore(unique);
   try {
-    await cluster.apply(own);
+    await cluster.apply(testNamespace);
     await cluster.apply(images);
     const shell = values['shell-image'];
-    const context = await createTestContext(cluster, { namespace: own.metadata.name, unique, shell });
-    const tally = await runAll(wanted, context, (line) => console.log(line));
+    const context = await createTestContext(cluster, { namespace: testNamespace.metadata.name, unique, shell });
+    const tally = await runAll(selectedTests, context, (line) => console.log(line));
     await deleteAndCheck({ ...context, cluster: after });
     console.log(summaryOf(tally));
     return tally.failed === 0 ? 0 : 1;
   } finally {
     await after.remove(images);
-    await after.remove(own);
-    await after.until(
-      'the end of what the tests made',
-      async () => [await after.find(own), await after.find(images)],
-      (left) => left.every((one) => one === undefined),
+    await after.remove(testNamespace);
+    await after.waitFor(
+      'the deletion of the objects of the tests',
+      async () => [await after.find(testNamespace), await after.find(images)],
+      (left) => left.every((object) => object === undefined),
     );
     await installed.uninstall();
   }
@@ -96,16 +99,18 @@ async function createTestContext(
   cluster: AnyCluster,
   about: Pick<TestContext, 'namespace' | 'unique' | 'shell'>,
 ): Promise<TestContext> {
-  const mine = `${about.unique}-images`;
-  const all = async (): Promise<readonly (ClassOfStore & { readonly isMine: boolean })[]> =>
-    (await cluster.list('storage.k8s.io/v1', 'StorageClass')).map((one) => {
-      const { parameters, provisioner } = one as AnyObject & Readonly<Record<string, unknown>>;
+  const imageStoreName = `${about.unique}-images`;
+  const listClasses = async (): Promise<readonly (ClassOfStore & { readonly isMine: boolean })[]> =>
+    (await cluster.list('storage.k8s.io/v1', 'StorageClass')).map((object) => {
+      const { parameters, provisioner } = object as AnyObject & Readonly<Record<string, unknown>>;
       const store = (parameters as Readonly<Record<string, string>> | undefined)?.['store'] ?? '';
-      return { name: one.metadata.name ?? '', driver: String(provisioner), store, isMine: store === mine };
+      return { name: object.metadata.name ?? '', driver: String(provisioner), store, isMine: store === imageStoreName };
     });
-  const classes = await cluster.until('the class of images', all, (seen) => seen.some(({ isMine }) => isMine));
-  const of = (driver: string, isMine: boolean): ClassOfStore | undefined =>
-    classes.find((one) => one.driver === driver && one.isMine === isMine && one.store !== '');
+  const classes = await cluster.waitFor('the class of images', listClasses, (seen) =>
+    seen.some(({ isMine }) => isMine),
+  );
+  const classOf = (driver: string, isMine: boolean): ClassOfStore | undefined =>
+    classes.find((candidate) => candidate.driver === driver && candidate.isMine === isMine && candidate.store !== '');
   const nodes = (await cluster.list('v1', 'Node')).filter(
     ({ spec }) => spec?.['unschedulable'] !== true && spec?.['taints'] === undefined,
   );
@@ -113,9 +118,9 @@ async function createTestContext(
     ...about,
     cluster,
     nodes: nodes.map(({ metadata }) => metadata.labels?.['kubernetes.io/hostname'] ?? metadata.name ?? ''),
-    shared: of('file.stowage.dev', false),
-    local: of('local.stowage.dev', false),
-    images: of('local.stowage.dev', true),
+    shared: classOf('file.stowage.dev', false),
+    local: classOf('local.stowage.dev', false),
+    images: classOf('local.stowage.dev', true),
   };
 }
 

@@ -1,20 +1,23 @@
-import type { ClassOfStore, TestContext } from './run.ts';
+import type { ClassOfStore, TestContext } from './test-runner.ts';
 
 export interface ClaimOptions {
   readonly name: string;
-  readonly of: ClassOfStore | string;
+  readonly storageClass: ClassOfStore | string;
   readonly mode?: 'ReadWriteOnce' | 'ReadWriteMany';
   readonly block?: boolean;
   readonly size?: string;
 }
 
-export const claim = ({ namespace }: TestContext, { name, of, mode, block, size = '64Mi' }: ClaimOptions): object => ({
+export const claim = (
+  { namespace }: TestContext,
+  { name, storageClass, mode, block, size = '64Mi' }: ClaimOptions,
+): object => ({
   apiVersion: 'v1',
   kind: 'PersistentVolumeClaim',
   metadata: { name, namespace },
   spec: {
     accessModes: [mode ?? 'ReadWriteOnce'],
-    storageClassName: typeof of === 'string' ? of : of.name,
+    storageClassName: typeof storageClass === 'string' ? storageClass : storageClass.name,
     volumeMode: block === true ? 'Block' : 'Filesystem',
     resources: { requests: { storage: size } },
   },

@@ -32,19 +32,19 @@ describe.skipIf(needs(...components))('the tests for any cluster', () => {
   let fixture: ChartFixture;
   let before: string;
 
-  const all = (): Promise<string> => fixture.cluster.kubectl('get', kinds.join(','), '--output=name');
+  const listObjects = (): Promise<string> => fixture.cluster.kubectl('get', kinds.join(','), '--output=name');
   const run = (more: readonly string[], timeout = 600_000): Promise<Run> => {
     const main = join(import.meta.dirname, 'main.ts');
-    const which = ['--kubeconfig', fixture.cluster.kubeconfig, '--image', 'stowage:testbed'];
-    const words = [main, ...which, '--shell-image', fixture.busybox, ...more];
-    const about = { timeout, maxBuffer: 1 << 24 };
-    return promisify(execFile)(process.execPath, words, about).catch((thrown: unknown) => thrown as Run);
+    const requiredArgs = ['--kubeconfig', fixture.cluster.kubeconfig, '--image', 'stowage:testbed'];
+    const words = [main, ...requiredArgs, '--shell-image', fixture.busybox, ...more];
+    const execOptions = { timeout, maxBuffer: 1 << 24 };
+    return promisify(execFile)(process.execPath, words, execOptions).catch((thrown: unknown) => thrown as Run);
   };
   const lastLine = ({ stdout }: Run): string | undefined => stdout.trimEnd().split('\n').at(-1);
 
   beforeAll(async () => {
     fixture = await startChartFixture(signal);
-    before = await all();
+    before = await listObjects();
   }, 400_000);
   afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
 
@@ -69,13 +69,13 @@ describe.skipIf(needs(...components))('the tests for any cluster', () => {
       },
     };
     await apply({ apiVersion: 'v1', kind: 'Namespace', metadata: { name: 'stowage-system' } }, disk);
-    const seen = await all();
+    const seen = await listObjects();
     const { code, stderr, stdout } = await run(['--helm', toolPath('helm')], 60_000);
     expect({ code, stdout }).toEqual({ code: 1, stdout: '' });
     expect(stderr).toContain(
       '  Namespace stowage-system\n  PersistentVolume retained, of the claim stowage-system/stowage-nfs\n',
     );
-    expect(await all()).toBe(seen);
+    expect(await listObjects()).toBe(seen);
     const policy = '--output=jsonpath={.spec.persistentVolumeReclaimPolicy}';
     expect(await kubectl('get', 'persistentvolume', 'retained', policy)).toBe('Retain');
     await kubectl('delete', 'namespace/stowage-system', 'persistentvolume/retained', '--timeout=60s');
@@ -86,7 +86,7 @@ describe.skipIf(needs(...components))('the tests for any cluster', () => {
     expect(result.stdout).toContain('Stowage: by deploy/kubernetes/stowage.yaml');
     expect(lastLine(result), `${result.stdout}${result.stderr}`).toBe('1 passed, 0 failed, 0 skipped');
     expect(result.code, result.stderr).toBeUndefined();
-    expect(await all()).toBe(before);
+    expect(await listObjects()).toBe(before);
   }, 400_000);
 
   test('all pass on the cluster of the test bed, and leave nothing behind', async () => {
@@ -96,6 +96,6 @@ describe.skipIf(needs(...components))('the tests for any cluster', () => {
     expect(result.stdout).toContain('Stowage: by the chart');
     expect(lastLine(result), `${result.stdout}${result.stderr}`).toBe('8 passed, 0 failed, 0 skipped');
     expect(result.code, result.stderr).toBeUndefined();
-    expect(await all()).toBe(before);
+    expect(await listObjects()).toBe(before);
   }, 700_000);
 });

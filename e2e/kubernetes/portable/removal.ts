@@ -15,28 +15,29 @@ export const matchingName = (apiVersion: string, kind: string, { metadata }: Any
  */
 export async function removeCreated(
   cluster: AnyCluster,
-  made: readonly AnyObject[],
-  programs: () => Promise<unknown>,
+  createdObjects: readonly AnyObject[],
+  removeWorkloads: () => Promise<unknown>,
 ): Promise<void> {
-  const of = (kind: string): readonly AnyObject[] => made.filter((thing) => thing.kind === kind);
-  for (const server of of('StatefulSet')) await removeServer(cluster, server);
-  for (const claim of of('PersistentVolumeClaim')) await removeClaim(cluster, claim);
-  await removeStores(cluster, of('Store'));
-  await programs();
-  const left = of('CustomResourceDefinition').length === 0 ? [] : await cluster.list('stowage.dev/v1', 'Store');
+  const ofKind = (kind: string): readonly AnyObject[] => createdObjects.filter((thing) => thing.kind === kind);
+  for (const server of ofKind('StatefulSet')) await removeServer(cluster, server);
+  for (const claim of ofKind('PersistentVolumeClaim')) await removeClaim(cluster, claim);
+  await removeStores(cluster, ofKind('Store'));
+  await removeWorkloads();
+  const remainingStores =
+    ofKind('CustomResourceDefinition').length === 0 ? [] : await cluster.list('stowage.dev/v1', 'Store');
   // Deleting the CRD would delete the remaining objects, too.
-  const isKept = ({ kind }: AnyObject): boolean => kind === 'CustomResourceDefinition' && left.length > 0;
-  const rest = made.filter((thing) => !isKept(thing)).toReversed();
-  for (const thing of rest) await cluster.remove(thing);
-  for (const thing of rest) await gone(cluster, thing);
-  if (left.length === 0) return;
-  const names = left.map(({ metadata }) => metadata.name).join(', ');
-  throw new Error(`these Stores were made by others meanwhile, and are left with their definition: ${names}`);
+  const isKept = ({ kind }: AnyObject): boolean => kind === 'CustomResourceDefinition' && remainingStores.length > 0;
+  const remaining = createdObjects.filter((thing) => !isKept(thing)).toReversed();
+  for (const thing of remaining) await cluster.remove(thing);
+  for (const thing of remaining) await waitUntilGone(cluster, thing);
+  if (remainingStores.length === 0) return;
+  const names = remainingStores.map(({ metadata }) => metadata.name).join(', ');
+  throw new Error(`other users created these Stores meanwhile, so the Stores and their CRD were not deleted: ${names}`);
 }
 
-async function gone(cluster: AnyCluster, thing: AnyObject): Promise<void> {
-  await cluster.until(
-    `the end of ${thing.kind} ${thing.metadata.name}`,
+async function waitUntilGone(cluster: AnyCluster, thing: AnyObject): Promise<void> {
+  await cluster.waitFor(
+    `the deletion of ${thing.kind} ${thing.metadata.name}`,
     () => cluster.find(thing),
     (seen) => seen?.metadata.uid !== thing.metadata.uid,
   );
@@ -46,7 +47,7 @@ async function removeServer(cluster: AnyCluster, server: AnyObject): Promise<voi
   const { namespace } = server.metadata;
   const pods = async () => ownedBy(await cluster.list('v1', 'Pod', namespace), [server]);
   await cluster.remove(server);
-  await cluster.until('the end of the NFS server', pods, (all) => all.length === 0);
+  await cluster.waitFor('the deletion of the NFS server', pods, (all) => all.length === 0);
 }
 
 /** Also deletes the claim's volume, which would outlive the claim otherwise. */
@@ -60,12 +61,12 @@ async function removeClaim(cluster: AnyCluster, claim: AnyObject): Promise<void>
       spec: { persistentVolumeReclaimPolicy: 'Delete' },
     });
   await cluster.remove(claim);
-  await cluster.until('the end of its volume', disks, (all) => all.length === 0);
+  await cluster.waitFor('the deletion of its volume', disks, (all) => all.length === 0);
 }
 
 /** Kubernetes deletes the classes together with their stores. */
 async function removeStores(cluster: AnyCluster, stores: readonly AnyObject[]): Promise<void> {
   for (const store of stores) await cluster.remove(store);
   const classes = async () => ownedBy(await cluster.list('storage.k8s.io/v1', 'StorageClass'), stores);
-  await cluster.until('the end of the classes', classes, (all) => all.length === 0);
+  await cluster.waitFor('the deletion of the classes', classes, (all) => all.length === 0);
 }

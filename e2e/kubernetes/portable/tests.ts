@@ -1,14 +1,14 @@
 import { isDeepStrictEqual } from 'node:util';
 import type { AnyObject } from './cluster.ts';
 import { claim, claimVolume, container, type PodOptions, pod } from './objects.ts';
-import type { ClassOfStore, PortableTest, TestContext } from './run.ts';
+import type { ClassOfStore, PortableTest, TestContext } from './test-runner.ts';
 
 /** Runs a pod to its end and returns its output. */
 async function runPod(context: TestContext, wish: PodOptions): Promise<string> {
   const { cluster, namespace } = context;
   const object = pod(context, wish);
   await cluster.apply(object);
-  const seen = await cluster.until(
+  const seen = await cluster.waitFor(
     `the end of pod ${wish.name}`,
     async () => (await cluster.find(object))?.status ?? {},
     ({ phase }) => phase === 'Succeeded' || phase === 'Failed',
@@ -41,19 +41,23 @@ export async function deleteAndCheck(context: TestContext): Promise<void> {
     for (const { metadata } of await cluster.list(apiVersion, kind, namespace))
       await cluster.remove({ apiVersion, kind, metadata: { name: metadata.name, namespace } });
     const names = async () => (await cluster.list(apiVersion, kind, namespace)).map(({ metadata }) => metadata.name);
-    await cluster.until(`the end of each ${kind}`, names, (all) => all.length === 0);
+    await cluster.waitFor(`the deletion of each ${kind}`, names, (all) => all.length === 0);
   }
   const volumes = async () => (await volumesOf(context)).map(({ metadata, status }) => [metadata.name, status]);
-  await cluster.until('the end of each volume', volumes, (all) => all.length === 0);
+  await cluster.waitFor('the deletion of each volume', volumes, (all) => all.length === 0);
 }
 
 const noClass = (what: string) => `there is no class of ${what}`;
 
 /** One pod writes to a volume and another one reads it, the volume grows while a pod uses it, and is deleted. */
-async function checkLifeCycle(context: TestContext, of: ClassOfStore): Promise<void> {
+async function checkLifeCycle(context: TestContext, storageClass: ClassOfStore): Promise<void> {
   const { cluster, namespace } = context;
-  const wish = { name: 'life', of, mode: of === context.shared ? 'ReadWriteMany' : 'ReadWriteOnce' } as const;
-  const object = claim(context, wish);
+  const claimOptions = {
+    name: 'life',
+    storageClass,
+    mode: storageClass === context.shared ? 'ReadWriteMany' : 'ReadWriteOnce',
+  } as const;
+  const object = claim(context, claimOptions);
   await cluster.apply(object);
   const volume = claimVolume('life');
   expectEqual(
@@ -71,44 +75,47 @@ async function checkLifeCycle(context: TestContext, of: ClassOfStore): Promise<v
   await cluster.apply(pod(context, { name: 'stays', script: 'sleep 100000', volume }));
   const running = async () =>
     (await cluster.find({ apiVersion: 'v1', kind: 'Pod', metadata: { name: 'stays', namespace } }))?.status?.['phase'];
-  await cluster.until('that the pod runs', running, (seen) => seen === 'Running');
-  await cluster.apply(claim(context, { ...wish, size: '128Mi' }));
+  await cluster.waitFor('the pod to run', running, (seen) => seen === 'Running');
+  await cluster.apply(claim(context, { ...claimOptions, size: '128Mi' }));
   const capacity = async () => (await cluster.find(object))?.status?.['capacity'];
-  await cluster.until('that the claim is larger', capacity, (seen) => isDeepStrictEqual(seen, { storage: '128Mi' }));
+  await cluster.waitFor('the claim to grow', capacity, (seen) => isDeepStrictEqual(seen, { storage: '128Mi' }));
   await deleteAndCheck(context);
 }
 
 const lifeCycle = (what: string, pick: (context: TestContext) => ClassOfStore | undefined): PortableTest => ({
   name: `a claim of ${what} is bound, written, read by another pod, expanded while in use, and deleted`,
-  unless: (context) => (pick(context) === undefined ? noClass(what) : undefined),
+  skipReason: (context) => (pick(context) === undefined ? noClass(what) : undefined),
   run: async (context) => {
-    const of = pick(context);
-    if (of !== undefined) await checkLifeCycle(context, of);
+    const storageClass = pick(context);
+    if (storageClass !== undefined) await checkLifeCycle(context, storageClass);
   },
 });
 
 const twoNodes: PortableTest = {
   name: 'a ReadWriteMany claim shows the same files on two nodes',
-  unless: ({ shared, nodes }) => {
+  skipReason: ({ shared, nodes }) => {
     if (shared === undefined) return noClass('a shared store');
     return nodes.length < 2 ? 'there is one node' : undefined;
   },
   run: async (context) => {
     const { shared, nodes, cluster } = context;
     if (shared === undefined) return;
-    await cluster.apply(claim(context, { name: 'both', of: shared, mode: 'ReadWriteMany' }));
-    const on = (node: string | undefined) => ({ volume: claimVolume('both'), ...(node === undefined ? {} : { node }) });
-    await runPod(context, { name: 'one', script: 'echo "of one" >/data/file', ...on(nodes[0]) });
+    await cluster.apply(claim(context, { name: 'both', storageClass: shared, mode: 'ReadWriteMany' }));
+    const podOptions = (node: string | undefined) => ({
+      volume: claimVolume('both'),
+      ...(node === undefined ? {} : { node }),
+    });
+    await runPod(context, { name: 'one', script: 'echo "of one" >/data/file', ...podOptions(nodes[0]) });
     const read = await runPod(context, {
       name: 'other',
       script: 'cat /data/file; echo more >>/data/file',
-      ...on(nodes[1]),
+      ...podOptions(nodes[1]),
     });
     expectEqual(read, 'of one', 'what the other node read');
     expectEqual(
-      await runPod(context, { name: 'again', script: 'cat /data/file', ...on(nodes[0]) }),
+      await runPod(context, { name: 'again', script: 'cat /data/file', ...podOptions(nodes[0]) }),
       'of one\nmore',
-      'it',
+      'what the first node read',
     );
     await deleteAndCheck(context);
   },
@@ -116,7 +123,7 @@ const twoNodes: PortableTest = {
 
 const stateful: PortableTest = {
   name: 'a StatefulSet with three replicas has three volumes',
-  unless: ({ local, shared }) => (local === undefined && shared === undefined ? noClass('any store') : undefined),
+  skipReason: ({ local, shared }) => (local === undefined && shared === undefined ? noClass('any store') : undefined),
   run: async (context) => {
     const { cluster, namespace, local, shared, shell } = context;
     const labels = { app: 'three' };
@@ -152,7 +159,7 @@ const stateful: PortableTest = {
     };
     await cluster.apply(set);
     const ready = async () => (await cluster.find(set))?.status?.['readyReplicas'];
-    await cluster.until('that three replicas are ready', ready, (count) => count === 3);
+    await cluster.waitFor('three ready replicas', ready, (count) => count === 3);
     expectEqual((await volumesOf(context)).length, 3, 'the number of volumes');
     await deleteAndCheck(context);
   },
@@ -162,9 +169,9 @@ const inlineVolume = ({ driver = '', store = '' }: Partial<ClassOfStore> = {}): 
   csi: { driver, volumeAttributes: { store, size: '64M' } },
 });
 
-const refused: PortableTest = {
+const inlineRefusal: PortableTest = {
   name: 'an inline volume on a shared store is refused unless the store allows inline volumes',
-  unless: ({ shared }) => (shared === undefined ? noClass('a shared store') : undefined),
+  skipReason: ({ shared }) => (shared === undefined ? noClass('a shared store') : undefined),
   run: async (context) => {
     const { cluster, namespace, shared } = context;
     const metadata = { name: shared?.store ?? '' };
@@ -174,18 +181,18 @@ const refused: PortableTest = {
       await runPod(context, { name: 'allowed', script: 'echo text >/data/file', volume });
     } else {
       await cluster.apply(pod(context, { name: 'refused', script: 'true', volume }));
-      const told = async () =>
+      const eventMessages = async () =>
         (await cluster.list('v1', 'Event', namespace)).map((event) => String(Object(event)['message']));
       const isTold = (all: readonly string[]) => all.some((text) => text.includes('does not allow inline volumes'));
-      await cluster.until('an Event that says so', told, isTold);
+      await cluster.waitFor('an Event that says so', eventMessages, isTold);
     }
     await deleteAndCheck(context);
   },
 };
 
-const inline: PortableTest = {
+const inlineLifeCycle: PortableTest = {
   name: 'an inline volume is created and deleted together with its pod',
-  unless: ({ local }) => (local === undefined ? noClass('a local store') : undefined),
+  skipReason: ({ local }) => (local === undefined ? noClass('a local store') : undefined),
   run: async (context) => {
     const volume = inlineVolume(context.local);
     const script = 'echo text >/data/file && cat /data/file';
@@ -196,11 +203,11 @@ const inline: PortableTest = {
 
 const block: PortableTest = {
   name: 'a block volume is a device',
-  unless: ({ images }) => (images === undefined ? noClass('images') : undefined),
+  skipReason: ({ images }) => (images === undefined ? noClass('images') : undefined),
   run: async (context) => {
     const { images, cluster } = context;
     if (images === undefined) return;
-    await cluster.apply(claim(context, { name: 'device', of: images, block: true }));
+    await cluster.apply(claim(context, { name: 'device', storageClass: images, block: true }));
     const volume = claimVolume('device');
     const writes = 'test -b /dev/data && printf text | dd of=/dev/data bs=512 conv=sync,fsync 2>/dev/null';
     await runPod(context, { name: 'writes', script: writes, volume, block: true });
@@ -214,9 +221,9 @@ const block: PortableTest = {
   },
 };
 
-const wrong: PortableTest = {
+const unknownParameter: PortableTest = {
   name: 'a claim of a class with an unknown parameter waits, and an Event says why',
-  unless: ({ shared, local }) => (local === undefined && shared === undefined ? noClass('any store') : undefined),
+  skipReason: ({ shared, local }) => (local === undefined && shared === undefined ? noClass('any store') : undefined),
   run: async (context) => {
     const { cluster, namespace, unique } = context;
     const { driver = '', store = '' } = context.shared ?? context.local ?? {};
@@ -230,14 +237,14 @@ const wrong: PortableTest = {
     };
     await cluster.apply(kind);
     try {
-      const object = claim(context, { name: 'hopeless', of: kind.metadata.name });
+      const object = claim(context, { name: 'hopeless', storageClass: kind.metadata.name });
       await cluster.apply(object);
       const notes = async () =>
         (await cluster.list('events.k8s.io/v1', 'Event', namespace)).map((event) => String(Object(event)['note']));
       const isTold = (all: readonly string[]) => all.some((note) => note.includes("unknown parameter 'colour'"));
-      await cluster.until('an Event about the parameter', notes, isTold);
+      await cluster.waitFor('an Event about the parameter', notes, isTold);
       expectEqual((await cluster.find(object))?.status?.['phase'], 'Pending', 'the phase of the claim');
-      expectEqual(await volumesOf(context), [], 'what was made');
+      expectEqual(await volumesOf(context), [], 'the list of created volumes');
       await deleteAndCheck(context);
     } finally {
       await cluster.remove(kind);
@@ -250,8 +257,8 @@ export const tests: readonly PortableTest[] = [
   lifeCycle('a local store', ({ local }) => local),
   twoNodes,
   stateful,
-  inline,
-  refused,
+  inlineLifeCycle,
+  inlineRefusal,
   block,
-  wrong,
+  unknownParameter,
 ];

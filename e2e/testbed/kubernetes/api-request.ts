@@ -2,7 +2,7 @@ import { readFile } from 'node:fs/promises';
 import { Agent, request } from 'node:https';
 import { text } from 'node:stream/consumers';
 
-const answerDeadline = 10_000;
+const answerTimeoutMs = 10_000;
 
 /** GET as the cluster's administrator; returns the body. Much cheaper than kubectl, so polling can use it. */
 export type ApiGet = (path: string, signal: AbortSignal) => Promise<string>;
@@ -23,7 +23,7 @@ export async function createApiGet({ host, port, ...files }: ApiAccess): Promise
   const agent = new Agent({ ca, cert, key, keepAlive: false });
   return async (path, signal) => {
     const { promise, resolve, reject } = Promise.withResolvers<string>();
-    const limit = AbortSignal.any([signal, AbortSignal.timeout(answerDeadline)]);
+    const limit = AbortSignal.any([signal, AbortSignal.timeout(answerTimeoutMs)]);
     request({ host, port, path, agent, signal: limit }, (answer) => {
       text(answer).then((body) => {
         if (answer.statusCode === 200) resolve(body);

@@ -22,7 +22,7 @@ function goModule(...path: readonly string[]): Module {
 const kubernetesModule = goModule();
 const sanityModule = goModule('csi-sanity');
 const helmModule = goModule('helm');
-const place = {
+const cachedBuilds = {
   kubernetes: cachedBuild('kubernetes', `${version}-${kubernetesModule.key}`, 'kubectl'),
   suite: cachedBuild('k8s-e2e', `${version}-${kubernetesModule.key}`, 'e2e.test'),
   sanity: cachedBuild('csi-sanity', `5.6.0-${sanityModule.key}`, 'csi-sanity'),
@@ -40,33 +40,33 @@ const versionFlags = ['k8s.io/component-base/version', 'k8s.io/client-go/pkg/ver
 const flags = ['-mod=readonly', '-buildvcs=false', '-trimpath', '-ldflags', ['-s', '-w', ...versionFlags].join(' ')];
 
 const programs = ['kube-apiserver', 'kube-controller-manager', 'kube-scheduler', 'kubelet', 'kube-proxy', 'kubectl'];
-const onNodes = ['containerd', 'ctr', 'runc', 'iptables', 'ip', 'nsenter', 'unshare', 'mount', 'openssl'];
+const nodePrograms = ['containerd', 'ctr', 'runc', 'iptables', 'ip', 'nsenter', 'unshare', 'mount', 'openssl'];
 
 /** All programs of a cluster: Debian's for nodes, and the others from the Go module proxy. */
 export const kubernetes: Component = {
-  ...built(place.kubernetes, () => missingPrograms(...onNodes) ?? missingPlugins()),
+  ...builtByGo(cachedBuilds.kubernetes, () => missingPrograms(...nodePrograms) ?? missingPlugins()),
   what: `Kubernetes ${version}, whose clusters tests start for themselves`,
   packages: () => [
     ...(missingPlugins() === undefined ? [] : ['containernetworking-plugins']),
-    ...(missingPrograms(...onNodes) === undefined
+    ...(missingPrograms(...nodePrograms) === undefined
       ? []
       : ['containerd', 'runc', 'iptables', 'iproute2', 'util-linux', 'mount', 'openssl']),
   ],
   make: (run) =>
-    make(place.kubernetes, async (folder) => {
+    makeBuild(cachedBuilds.kubernetes, async (folder) => {
       const names = [...programs.map((name) => `k8s.io/kubernetes/cmd/${name}`), 'go.etcd.io/etcd/server/v3'];
-      await go(run, kubernetesModule, ['build', ...flags, '-o', `${folder}/`, ...names]);
+      await runGo(run, kubernetesModule, ['build', ...flags, '-o', `${folder}/`, ...names]);
       await rename(join(folder, 'server'), join(folder, 'etcd'));
     }),
 };
 
 /** The CSI authors' conformance tests for CSI drivers. */
 export const csiSanity: Component = {
-  ...built(place.sanity),
+  ...builtByGo(cachedBuilds.sanity),
   what: 'csi-sanity 5.6.0, the test suite for CSI drivers',
   make: (run) =>
-    make(place.sanity, (folder) =>
-      go(run, sanityModule, [
+    makeBuild(cachedBuilds.sanity, (folder) =>
+      runGo(run, sanityModule, [
         'build',
         ...flags,
         '-o',
@@ -77,54 +77,60 @@ export const csiSanity: Component = {
 };
 
 export const helm: Component = {
-  ...built(place.helm),
+  ...builtByGo(cachedBuilds.helm),
   what: 'Helm 3.20.2, which installs charts',
   make: (run) =>
-    make(place.helm, (folder) =>
-      go(run, helmModule, ['build', ...flags, '-o', `${folder}/`, 'helm.sh/helm/v3/cmd/helm']),
+    makeBuild(cachedBuilds.helm, (folder) =>
+      runGo(run, helmModule, ['build', ...flags, '-o', `${folder}/`, 'helm.sh/helm/v3/cmd/helm']),
     ),
 };
 
 /** Kubernetes' own end-to-end tests, and the program that most of their pods run. */
 export const kubernetesSuite: Component = {
-  ...built(place.suite),
+  ...builtByGo(cachedBuilds.suite),
   what: `the end-to-end tests of Kubernetes ${version}`,
   make: (run) =>
-    make(place.suite, async (folder) => {
-      await go(run, kubernetesModule, ['build', ...flags, '-o', `${folder}/`, 'k8s.io/kubernetes/test/images/agnhost']);
+    makeBuild(cachedBuilds.suite, async (folder) => {
+      await runGo(run, kubernetesModule, [
+        'build',
+        ...flags,
+        '-o',
+        `${folder}/`,
+        'k8s.io/kubernetes/test/images/agnhost',
+      ]);
       const tests = 'k8s.io/kubernetes/test/e2e';
-      await go(run, kubernetesModule, ['test', '-c', ...flags, '-o', join(folder, 'e2e.test'), tests]);
+      await runGo(run, kubernetesModule, ['test', '-c', ...flags, '-o', join(folder, 'e2e.test'), tests]);
     }),
 };
 
 /** Runs several end-to-end tests in parallel. */
 export const ginkgo: Component = {
-  ...built(place.ginkgo),
-  what: 'Ginkgo 2.27.2, which runs the end-to-end tests of Kubernetes beside each other',
+  ...builtByGo(cachedBuilds.ginkgo),
+  what: 'Ginkgo 2.27.2, which runs the end-to-end tests of Kubernetes in parallel',
   make: (run) =>
-    make(place.ginkgo, (folder) =>
-      go(run, kubernetesModule, ['build', ...flags, '-o', `${folder}/`, 'github.com/onsi/ginkgo/v2/ginkgo']),
+    makeBuild(cachedBuilds.ginkgo, (folder) =>
+      runGo(run, kubernetesModule, ['build', ...flags, '-o', `${folder}/`, 'github.com/onsi/ginkgo/v2/ginkgo']),
     ),
 };
 
 /** The folder with the programs of the cluster. */
-export const binaries = (): string => place.kubernetes.folder();
+export const binaries = (): string => cachedBuilds.kubernetes.folder();
 /** The program of the image that the end-to-end tests use most. */
-export const agnhost = (): string => join(place.suite.folder(), 'agnhost');
+export const agnhost = (): string => join(cachedBuilds.suite.folder(), 'agnhost');
 
-function built(
-  at: CachedBuild,
+function builtByGo(
+  build: CachedBuild,
   alsoMissing: () => string | undefined = () => undefined,
 ): Pick<Component, 'probe' | 'tool' | 'command'> {
   return {
     probe: () => {
-      const why = at.probe();
+      const why = build.probe();
       const lacking = missingPrograms('go');
       return (
         alsoMissing() ?? (why === undefined || lacking === undefined ? why : `${why}, and to build it: ${lacking}`)
       );
     },
-    tool: at.tool,
+    tool: build.tool,
     // Debian's Go is too old.
     command: 'install Go 1.25 or newer, then npm run testbed, as root',
   };
@@ -134,13 +140,13 @@ function missingPlugins(): string | undefined {
   return cniPlugins() === undefined ? 'not found: the network plugins for containers' : undefined;
 }
 
-async function make(at: CachedBuild, build: (folder: string) => Promise<void>): Promise<void> {
-  await rm(at.folder(), { recursive: true, force: true });
-  await mkdir(at.folder(), { recursive: true });
-  await build(at.folder());
-  await writeFile(at.marker(), '');
+async function makeBuild(cached: CachedBuild, build: (folder: string) => Promise<void>): Promise<void> {
+  await rm(cached.folder(), { recursive: true, force: true });
+  await mkdir(cached.folder(), { recursive: true });
+  await build(cached.folder());
+  await writeFile(cached.marker(), '');
 }
 
-async function go(run: Run, { folder }: Module, words: readonly string[]): Promise<void> {
+async function runGo(run: Run, { folder }: Module, words: readonly string[]): Promise<void> {
   await run('env', ['CGO_ENABLED=0', 'go', ...words], { cwd: folder });
 }

@@ -13,7 +13,7 @@ import { addresses } from './network.ts';
 
 const { signal } = new AbortController();
 const run = runner(signal);
-const wait = { timeout: 60_000 };
+const pollOptions = { timeout: 60_000 };
 
 /** The text of a file of a process, which identifies the owner of the process. */
 const textOf = (path: string): string => {
@@ -27,7 +27,7 @@ const processesOf = (name: string): readonly string[] =>
   globSync('/proc/[0-9]*').filter((path) =>
     ['cmdline', 'cgroup'].some((file) => textOf(`${path}/${file}`).includes(name)),
   );
-const leftOf = (folder: string): readonly string[] => [
+const remainsOf = (folder: string): readonly string[] => [
   ...globSync(folder),
   ...globSync(`/sys/fs/cgroup/{,*/}${basename(folder)}`),
   ...textOf('/proc/self/mountinfo')
@@ -69,7 +69,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
   });
   afterAll(async () => {
     await cluster[Symbol.asyncDispose]();
-    expect({ left: leftOf(cluster.folder), ...(await machineState()) }).toEqual({ left: [], ...before });
+    expect({ left: remainsOf(cluster.folder), ...(await machineState()) }).toEqual({ left: [], ...before });
   });
 
   const pod = (name: string, node: number, script: string, more: object = {}, container: object = {}): object => ({
@@ -83,26 +83,26 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       ...more,
     },
   });
-  const ready = (...names: readonly string[]): Promise<string> =>
+  const waitUntilReady = (...names: readonly string[]): Promise<string> =>
     cluster.kubectl('wait', '--for=condition=Ready', '--timeout=60s', ...names.map((name) => `pod/${name}`));
   const exec = (name: string, ...words: readonly string[]): Promise<string> =>
     cluster.kubectl('exec', name, '--', ...words);
   const nodesThatAre = async (status: string): Promise<readonly string[]> => {
-    const about = '{range .items[*]}{.metadata.name}={.status.conditions[?(@.type=="Ready")].status} {end}';
-    const said = await cluster.kubectl('get', 'nodes', '--output', `jsonpath=${about}`);
-    return said.split(' ').flatMap((word) => (word.endsWith(`=${status}`) ? [word.split('=')[0] ?? ''] : []));
+    const statusPath = '{range .items[*]}{.metadata.name}={.status.conditions[?(@.type=="Ready")].status} {end}';
+    const output = await cluster.kubectl('get', 'nodes', '--output', `jsonpath=${statusPath}`);
+    return output.split(' ').flatMap((word) => (word.endsWith(`=${status}`) ? [word.split('=')[0] ?? ''] : []));
   };
 
   test('has ready nodes, each with its own address', async () => {
     expect(await nodesThatAre('True')).toEqual(['node-1', 'node-2']);
-    const about = '{.items[*].status.addresses[?(@.type=="InternalIP")].address}';
-    expect(await cluster.kubectl('get', 'nodes', '--output', `jsonpath=${about}`)).toBe('10.77.0.2 10.77.0.3');
+    const addressPath = '{.items[*].status.addresses[?(@.type=="InternalIP")].address}';
+    expect(await cluster.kubectl('get', 'nodes', '--output', `jsonpath=${addressPath}`)).toBe('10.77.0.2 10.77.0.3');
   });
 
   test('has pods that reach each other, and the API server by its service address', async () => {
     const serve = 'mkdir /www && echo "$HOSTNAME" >/www/index.html && exec httpd -f -p 8080 -h /www';
     await cluster.apply(...['one', 'two'].map((name, node) => pod(name, node, serve)));
-    await ready('one', 'two');
+    await waitUntilReady('one', 'two');
     const address = (name: string): Promise<string> =>
       cluster.kubectl('get', 'pod', name, '--output', 'jsonpath={.status.podIP}');
     // Without the option `-T`, which makes this busybox crash.
@@ -112,38 +112,41 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     expect(await get('two', `http://${await address('one')}:8080`)).toBe('one');
     // Kubernetes sets these variables in every pod. HTTPS is impossible: this busybox and the API server have no common
     // cipher.
-    const ask = "printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 $KUBERNETES_SERVICE_HOST $KUBERNETES_SERVICE_PORT";
+    const rawRequestScript =
+      "printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 $KUBERNETES_SERVICE_HOST $KUBERNETES_SERVICE_PORT";
     for (const name of ['one', 'two']) {
       expect(await exec(name, 'sh', '-c', 'echo $KUBERNETES_SERVICE_HOST')).toBe(addresses.apiService);
-      expect(await exec(name, 'sh', '-c', ask)).toContain('Client sent an HTTP request to an HTTPS server');
+      expect(await exec(name, 'sh', '-c', rawRequestScript)).toContain(
+        'Client sent an HTTP request to an HTTPS server',
+      );
     }
     await cluster.kubectl('expose', 'pod', 'two', '--port=80', '--target-port=8080', '--name=behind');
-    const behind = await cluster.kubectl('get', 'service', 'behind', '--output', 'jsonpath={.spec.clusterIP}');
+    const serviceAddress = await cluster.kubectl('get', 'service', 'behind', '--output', 'jsonpath={.spec.clusterIP}');
     // Also from the pod to which the Service routes.
     for (const name of ['one', 'two'])
-      await expect.poll(() => get(name, `http://${behind}`).catch(String), wait).toBe('two');
+      await expect.poll(() => get(name, `http://${serviceAddress}`).catch(String), pollOptions).toBe('two');
   });
 
   test('has host-network pods with the name and address of their node', async () => {
     await cluster.apply(pod('outright', 1, 'sleep 1000', { hostNetwork: true }));
-    await ready('outright');
+    await waitUntilReady('outright');
     expect(await exec('outright', 'hostname')).toBe('node-2');
     expect(await exec('outright', 'ip', 'address')).toContain(cluster.nodes[1]?.address);
   });
 
   test('propagates mounts of a privileged pod to the node and to other pods there', async () => {
     const folder = { name: 'shared', hostPath: { path: '/var/lib/kubelet/plugins/shared', type: 'DirectoryOrCreate' } };
-    const at = (mountPropagation: string) => ({
+    const sharedMount = (mountPropagation: string) => ({
       volumeMounts: [{ name: 'shared', mountPath: '/s', mountPropagation }],
     });
-    const reader = pod('reader', 0, 'sleep 1000', { volumes: [folder] }, at('HostToContainer'));
+    const reader = pod('reader', 0, 'sleep 1000', { volumes: [folder] }, sharedMount('HostToContainer'));
     await cluster.apply(reader);
-    await ready('reader');
+    await waitUntilReady('reader');
     const script = 'mkdir /s/a && mount -t tmpfs stowage-test /s/a && echo mounted >/s/a/file && sleep 1000';
-    const privileged = { ...at('Bidirectional'), securityContext: { privileged: true } };
+    const privileged = { ...sharedMount('Bidirectional'), securityContext: { privileged: true } };
     await cluster.apply(pod('mounter', 0, script, { volumes: [folder] }, privileged));
-    await ready('mounter');
-    await expect.poll(() => exec('reader', 'cat', '/s/a/file').catch(String), wait).toBe('mounted');
+    await waitUntilReady('mounter');
+    await expect.poll(() => exec('reader', 'cat', '/s/a/file').catch(String), pollOptions).toBe('mounted');
     const [one, two] = cluster.nodes;
     expect(await one?.inside('cat', `${folder.hostPath.path}/a/file`)).toBe('mounted');
     expect(globSync(`${one?.folder}/**/shared/a/*`)).toEqual([]);
@@ -157,46 +160,46 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     await cluster.apiServer.stop();
     await expect(cluster.kubectl('get', 'nodes', '--request-timeout=5s')).rejects.toThrow();
     await cluster.apiServer.start();
-    await expect.poll(() => nodesThatAre('True').catch(String), wait).toEqual(['node-1', 'node-2']);
+    await expect.poll(() => nodesThatAre('True').catch(String), pollOptions).toEqual(['node-1', 'node-2']);
     await expect
-      .poll(() => cluster.apply(pod('after-api', 1, 'sleep 1000')).catch(String), wait)
+      .poll(() => cluster.apply(pod('after-api', 1, 'sleep 1000')).catch(String), pollOptions)
       .toBe('pod/after-api created');
-    await ready('after-api');
+    await waitUntilReady('after-api');
   });
 
   test('keeps its pods when a kubelet restarts, and the kubelet can still end them', async () => {
     const [, two] = cluster.nodes;
     await cluster.apply(pod('survivor', 1, 'echo $RANDOM-$$ >/tmp/id && sleep 1000'));
-    await ready('survivor');
+    await waitUntilReady('survivor');
     const id = await exec('survivor', 'cat', '/tmp/id');
     await two?.restartKubelet();
-    await expect.poll(() => exec('survivor', 'cat', '/tmp/id').catch(String), wait).toBe(id);
+    await expect.poll(() => exec('survivor', 'cat', '/tmp/id').catch(String), pollOptions).toBe(id);
     await two?.killKubelet();
     await cluster.kubectl('delete', 'pod', 'survivor', '--wait=false');
     await two?.startKubelet();
     await cluster.kubectl('wait', '--for=delete', 'pod/survivor', '--timeout=60s');
   });
 
-  test('has nodes that keep running while they are cut off, and rejoin', async () => {
+  test('has nodes that keep running while they are disconnected, and that rejoin', async () => {
     const [one] = cluster.nodes;
     await cluster.apply(pod('alone', 0, 'sleep 1000'));
-    await ready('alone');
+    await waitUntilReady('alone');
     await one?.cutOff();
-    await expect.poll(() => nodesThatAre('Unknown'), wait).toEqual(['node-1']);
+    await expect.poll(() => nodesThatAre('Unknown'), pollOptions).toEqual(['node-1']);
     expect(await one?.inside('ctr', '--namespace', 'k8s.io', 'tasks', 'ls', '--quiet')).not.toBe('');
     await one?.reconnect();
-    await expect.poll(() => nodesThatAre('True'), wait).toEqual(['node-1', 'node-2']);
+    await expect.poll(() => nodesThatAre('True'), pollOptions).toEqual(['node-1', 'node-2']);
     expect(await exec('alone', 'echo', 'still here')).toBe('still here');
   }, 150_000);
 
   test('keeps its other node when a node is lost', async () => {
     const [one] = cluster.nodes;
-    const ofOne = `${basename(cluster.folder)}/node-1`;
-    expect(processesOf(ofOne)).not.toEqual([]);
+    const firstNodeCgroup = `${basename(cluster.folder)}/node-1`;
+    expect(processesOf(firstNodeCgroup)).not.toEqual([]);
     await one?.killNode();
-    expect(processesOf(ofOne)).toEqual([]);
+    expect(processesOf(firstNodeCgroup)).toEqual([]);
     await cluster.apply(pod('on-the-other', 1, 'sleep 1000'));
-    await ready('on-the-other');
+    await waitUntilReady('on-the-other');
   });
 });
 
@@ -211,8 +214,8 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       const flags = ['--input-type=module', '--disable-warning=ExperimentalWarning', '--eval', program];
       const child = spawn(process.execPath, flags, { stdio: ['ignore', 'pipe', 'inherit'] });
       const ended = once(child, 'exit');
-      const [said] = (await once(child.stdout.setEncoding('utf8'), 'data')) as [string];
-      const folder = said.trim();
+      const [output] = (await once(child.stdout.setEncoding('utf8'), 'data')) as [string];
+      const folder = output.trim();
       onTestFinished(() => {
         removeCgroups(basename(folder));
         rmSync(folder, { recursive: true, force: true });

@@ -15,9 +15,9 @@ import { pauseTar } from './images.ts';
 import { addresses, type ClusterNetwork, startNetwork } from './network.ts';
 import { type Node, startNode } from './node.ts';
 
-const commandDeadline = 120_000;
+const commandTimeoutMs = 120_000;
 /** The limit until all nodes are ready on a busy machine. */
-const startDeadline = 90_000;
+const startTimeoutMs = 90_000;
 
 export interface Cluster extends AsyncDisposable, Pick<ControlPlane, 'apiServer' | 'controllerManager' | 'scheduler'> {
   /** The folder of all its files. Its path also identifies the cluster. */
@@ -59,30 +59,38 @@ export async function startCluster(signal: AbortSignal, options: ClusterOptions 
     await startForward(network.inside, { host: addresses.controlPlane, port: addresses.apiPort }, group),
   );
   const authority = await makeAuthority(join(top, 'pki'), runner(signal));
-  const kubeconfig = await issueAll(authority, forward);
+  const kubeconfig = await issueCertificates(authority, forward);
   const common = { count, top, group, bin, folders, network, authority, signal, kubeletArgs: args.kubelet ?? [] };
-  const kubectl = client(join(bin, 'kubectl'), kubeconfig, top, signal);
+  const kubectl = createKubectl(join(bin, 'kubectl'), kubeconfig, top, signal);
   const get = await createApiGet({
     host: forward.host,
     port: forward.port,
     authority: authority.certificate,
     ...authority.files('admin'),
   });
-  const apiReady = (): Promise<void> => pollUntil(signal, async (limit) => (await get('/readyz', limit)) === 'ok');
+  const waitForApi = (): Promise<void> => pollUntil(signal, async (limit) => (await get('/readyz', limit)) === 'ok');
   const pause = await pauseTar(signal);
-  const starting = Array.from({ length: count }, async (_, index) => {
+  const nodeStarts = Array.from({ length: count }, async (_, index) => {
     const node = stack.use(await startNode({ ...common, number: index + 1 }));
     await node.importImage(pause);
     return node;
   });
-  const started = startControlPlane({ folder: top, bin, network, authority, args, apiReady, signal });
+  const controlPlaneStart = startControlPlane({
+    folder: top,
+    bin,
+    network,
+    authority,
+    args,
+    waitForApi: waitForApi,
+    signal,
+  });
   // If one fails, waits for the others, because the programs that they started must be stopped.
-  await Promise.allSettled([started.then((it) => stack.use(it)), ...starting]);
-  const control = await started;
-  const nodes = await Promise.all(starting);
+  await Promise.allSettled([controlPlaneStart.then((it) => stack.use(it)), ...nodeStarts]);
+  const controlPlane = await controlPlaneStart;
+  const nodes = await Promise.all(nodeStarts);
   await Promise.all(nodes.map((node) => node.join()));
   try {
-    await pollUntil(signal, async (limit) => (await readyNodes(get, limit)) === count);
+    await pollUntil(signal, async (limit) => (await countReadyNodes(get, limit)) === count);
     await pollUntil(signal, async (limit) => {
       // Without this account, the API server admits no pods.
       await get('/api/v1/namespaces/default/serviceaccounts/default', limit);
@@ -91,8 +99,8 @@ export async function startCluster(signal: AbortSignal, options: ClusterOptions 
   } catch (cause) {
     throw new Error(`the nodes did not become ready:\n${await lastErrors(join(top, 'log'))}`, { cause });
   }
-  const all = stack.move();
-  const { apiServer, controllerManager, scheduler } = control;
+  const resources = stack.move();
+  const { apiServer, controllerManager, scheduler } = controlPlane;
   return {
     folder: top,
     kubeconfig,
@@ -110,16 +118,16 @@ export async function startCluster(signal: AbortSignal, options: ClusterOptions 
       await Promise.all(nodes.map((node) => node.importImage(tar, ...names)));
     },
     logOf: (program) => join(top, 'log', program),
-    [Symbol.asyncDispose]: () => all.disposeAsync(),
+    [Symbol.asyncDispose]: () => resources.disposeAsync(),
   };
 }
 
 /** Issues all certificates except for nodes. Returns the administrator's kubeconfig, which uses the forwarder. */
-async function issueAll(authority: Authority, forward: Forward): Promise<string> {
-  const own = ['kubernetes', 'kubernetes.default', 'kubernetes.default.svc'].map((name) => `DNS:${name}`);
-  const reached = ['127.0.0.1', addresses.controlPlane, addresses.apiService, forward.host].map((ip) => `IP:${ip}`);
+async function issueCertificates(authority: Authority, forward: Forward): Promise<string> {
+  const dnsNames = ['kubernetes', 'kubernetes.default', 'kubernetes.default.svc'].map((name) => `DNS:${name}`);
+  const ipAddresses = ['127.0.0.1', addresses.controlPlane, addresses.apiService, forward.host].map((ip) => `IP:${ip}`);
   await Promise.all([
-    authority.issue('apiserver', { user: 'kube-apiserver', names: [...own, ...reached] }),
+    authority.issue('apiserver', { user: 'kube-apiserver', names: [...dnsNames, ...ipAddresses] }),
     authority.issue('accounts', { user: 'service-accounts' }),
     authority.issue('admin', { user: 'admin', group: 'system:masters' }),
     ...['controller-manager', 'scheduler'].map((name) => authority.issue(name, { user: `system:kube-${name}` })),
@@ -131,21 +139,21 @@ async function issueAll(authority: Authority, forward: Forward): Promise<string>
 
 type Kubectl = (input: string | undefined, ...words: readonly string[]) => Promise<string>;
 
-function client(program: string, kubeconfig: string, home: string, signal: AbortSignal): Kubectl {
+function createKubectl(program: string, kubeconfig: string, home: string, signal: AbortSignal): Kubectl {
   return async (input, ...words) => {
-    const running = promisify(execFile)(program, ['--kubeconfig', kubeconfig, ...words], {
+    const pendingCall = promisify(execFile)(program, ['--kubeconfig', kubeconfig, ...words], {
       // Hides the user's own settings and caches.
       env: { PATH: process.env['PATH'], HOME: home },
       maxBuffer: 64 * 1024 * 1024,
       signal,
-      timeout: commandDeadline,
+      timeout: commandTimeoutMs,
     });
-    running.child.stdin?.end(input);
-    return (await running).stdout.trimEnd();
+    pendingCall.child.stdin?.end(input);
+    return (await pendingCall).stdout.trimEnd();
   };
 }
 
-async function readyNodes(get: ApiGet, signal: AbortSignal): Promise<number> {
+async function countReadyNodes(get: ApiGet, signal: AbortSignal): Promise<number> {
   const { items }: NodeList = JSON.parse(await get('/api/v1/nodes', signal));
   return items.filter(({ status }) =>
     status.conditions?.some((condition) => condition.type === 'Ready' && condition.status === 'True'),
@@ -159,11 +167,11 @@ interface NodeList {
 }
 
 /** Polls until the condition holds. An error counts as false. */
-async function pollUntil(signal: AbortSignal, isSo: (limit: AbortSignal) => Promise<boolean>): Promise<void> {
-  const limit = AbortSignal.any([signal, AbortSignal.timeout(startDeadline)]);
+async function pollUntil(signal: AbortSignal, condition: (limit: AbortSignal) => Promise<boolean>): Promise<void> {
+  const limit = AbortSignal.any([signal, AbortSignal.timeout(startTimeoutMs)]);
   for (;;) {
     try {
-      if (await isSo(limit)) return;
+      if (await condition(limit)) return;
       limit.throwIfAborted();
     } catch (cause) {
       if (limit.aborted) throw new Error('the cluster did not become ready', { cause });

@@ -40,13 +40,13 @@ export interface ControlPlaneOptions {
   readonly authority: Authority;
   readonly args: ControlPlaneArgs;
   /** Resolves when the API server runs and has created its own roles and namespaces. */
-  readonly apiReady: () => Promise<void>;
+  readonly waitForApi: () => Promise<void>;
   readonly signal: AbortSignal;
 }
 
-const clientPort = 2379;
-const peerPort = 2380;
-const local = (port: number): string => `http://127.0.0.1:${port}`;
+const etcdClientPort = 2379;
+const etcdPeerPort = 2380;
+const loopbackUrl = (port: number): string => `http://127.0.0.1:${port}`;
 /** Raises the client-side rate limits, which a benchmark would measure otherwise. */
 const raisedRateLimits = ['--kube-api-qps=500', '--kube-api-burst=1000'];
 
@@ -55,29 +55,33 @@ const raisedRateLimits = ['--kube-api-qps=500', '--kube-api-burst=1000'];
  * `scheduler`.
  */
 export async function startControlPlane(options: ControlPlaneOptions): Promise<ControlPlane> {
-  const { folder, bin, network, authority, args, apiReady, signal } = options;
+  const { folder, bin, network, authority, args, waitForApi: apiReady, signal } = options;
   const pki = (name: string): string => join(folder, 'pki', name);
   await using stack = new AsyncDisposableStack();
   for (const name of ['etcd', 'flex']) await mkdir(join(folder, name), { mode: 0o700 });
-  const daemon = (name: string, words: readonly string[], ready: string): Promise<Daemon> =>
+  const startProgramDaemon = (name: string, words: readonly string[], ready: string): Promise<Daemon> =>
     startDaemon({
       command: [...network.inside, join(bin, name), ...words],
       logFile: join(folder, 'log', name),
       isReady: (log) => log.includes(ready),
       signal,
     });
-  const part = async (name: string, words: readonly string[], whole = async () => {}): Promise<ControlPlaneProgram> => {
-    const start = (): Promise<Daemon> => daemon(name, words, 'Serving securely');
+  const startProgram = async (
+    name: string,
+    words: readonly string[],
+    waitUntilComplete = async () => {},
+  ): Promise<ControlPlaneProgram> => {
+    const start = (): Promise<Daemon> => startProgramDaemon(name, words, 'Serving securely');
     let current = await start();
     stack.defer(() => current.kill());
-    await whole();
+    await waitUntilComplete();
     return {
       stop: () => current.kill(),
       freeze: () => current.freeze(),
       thaw: () => current.thaw(),
       start: async () => {
         current = await start();
-        await whole();
+        await waitUntilComplete();
       },
     };
   };
@@ -87,39 +91,39 @@ export async function startControlPlane(options: ControlPlaneOptions): Promise<C
     join(folder, 'etcd'),
     '--unsafe-no-fsync',
     '--initial-cluster',
-    `default=${local(peerPort)}`,
+    `default=${loopbackUrl(etcdPeerPort)}`,
   ];
-  const urls = ['listen', 'advertise'].map((verb) => `--${verb}-client-urls=${local(clientPort)}`);
-  const peers = ['listen', 'initial-advertise'].map((verb) => `--${verb}-peer-urls=${local(peerPort)}`);
-  const store = await daemon('etcd', [...etcd, ...urls, ...peers], 'ready to serve client requests');
+  const urls = ['listen', 'advertise'].map((verb) => `--${verb}-client-urls=${loopbackUrl(etcdClientPort)}`);
+  const peers = ['listen', 'initial-advertise'].map((verb) => `--${verb}-peer-urls=${loopbackUrl(etcdPeerPort)}`);
+  const store = await startProgramDaemon('etcd', [...etcd, ...urls, ...peers], 'ready to serve client requests');
   stack.defer(() => store.kill());
-  const apiServer = await part('kube-apiserver', [...apiServerWords(pki), ...(args.apiServer ?? [])], apiReady);
-  const asSomebody = (name: string): readonly string[] => [
+  const apiServer = await startProgram('kube-apiserver', [...apiServerArgs(pki), ...(args.apiServer ?? [])], apiReady);
+  const commonArgs = (name: string): readonly string[] => [
     ...['', 'authentication-', 'authorization-'].map((use) => `--${use}kubeconfig=${pki(`${name}.kubeconfig`)}`),
     '--bind-address=127.0.0.1',
     '--leader-elect=false',
     `--cert-dir=${join(folder, name)}`,
     ...raisedRateLimits,
   ];
-  const managing = part('kube-controller-manager', [
-    ...asSomebody('controller-manager'),
+  const managerStart = startProgram('kube-controller-manager', [
+    ...commonArgs('controller-manager'),
     '--use-service-account-credentials',
     `--service-account-private-key-file=${pki('accounts.key')}`,
     `--root-ca-file=${authority.certificate}`,
     `--flex-volume-plugin-dir=${join(folder, 'flex')}`,
     ...(args.controllerManager ?? []),
   ]);
-  const scheduling = part('kube-scheduler', [...asSomebody('scheduler'), ...(args.scheduler ?? [])]);
+  const schedulerStart = startProgram('kube-scheduler', [...commonArgs('scheduler'), ...(args.scheduler ?? [])]);
   // If one fails, waits for the other one, because it must be stopped, too.
-  await Promise.allSettled([managing, scheduling]);
-  const [controllerManager, scheduler] = [await managing, await scheduling];
-  const all = stack.move();
-  return { apiServer, controllerManager, scheduler, [Symbol.asyncDispose]: () => all.disposeAsync() };
+  await Promise.allSettled([managerStart, schedulerStart]);
+  const [controllerManager, scheduler] = [await managerStart, await schedulerStart];
+  const resources = stack.move();
+  return { apiServer, controllerManager, scheduler, [Symbol.asyncDispose]: () => resources.disposeAsync() };
 }
 
-function apiServerWords(pki: (name: string) => string): readonly string[] {
+function apiServerArgs(pki: (name: string) => string): readonly string[] {
   return [
-    `--etcd-servers=${local(clientPort)}`,
+    `--etcd-servers=${loopbackUrl(etcdClientPort)}`,
     '--bind-address=0.0.0.0',
     `--advertise-address=${addresses.controlPlane}`,
     `--secure-port=${addresses.apiPort}`,

@@ -16,7 +16,7 @@ export interface Forward extends AsyncDisposable {
  */
 export async function startForward(
   network: readonly [string, ...string[]],
-  to: { readonly host: string; readonly port: number },
+  target: { readonly host: string; readonly port: number },
   /** Shown in the process list only. */
   name: string,
 ): Promise<Forward> {
@@ -25,7 +25,7 @@ export async function startForward(
   await once(server, 'listening');
   const { port } = server.address() as { readonly port: number };
   const [file, ...words] = network;
-  const child = spawn(file, [...words, process.execPath, import.meta.filename, to.host, `${to.port}`, name], {
+  const child = spawn(file, [...words, process.execPath, import.meta.filename, target.host, `${target.port}`, name], {
     stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
   });
   const ended = once(child, 'exit');
@@ -42,17 +42,17 @@ export async function startForward(
   };
 }
 
-function join(here: Socket, there: Socket): void {
-  const both = [here, there];
-  for (const socket of both) {
+function connectSockets(incoming: Socket, outgoing: Socket): void {
+  const sockets = [incoming, outgoing];
+  for (const socket of sockets) {
     socket.on('error', () => {
-      for (const one of both) one.resetAndDestroy();
+      for (const peer of sockets) peer.resetAndDestroy();
     });
     socket.on('close', () => {
-      for (const one of both) one.destroy();
+      for (const peer of sockets) peer.destroy();
     });
   }
-  here.pipe(there).pipe(here);
+  incoming.pipe(outgoing).pipe(incoming);
 }
 
 if (import.meta.main) {
@@ -61,7 +61,7 @@ if (import.meta.main) {
   process.on('disconnect', () => process.exit());
   process.once('message', (_, server) => {
     if (!(server instanceof Server)) throw new Error('no server was given');
-    server.on('connection', (here) => join(here, connect(Number(port), host)));
+    server.on('connection', (incoming) => connectSockets(incoming, connect(Number(port), host)));
     process.send?.('listening');
   });
 }

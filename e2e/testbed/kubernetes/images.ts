@@ -17,14 +17,14 @@ export interface ImageUser {
 
 export const pauseImage = 'pause:testbed';
 /** Increased when the build of the images changes. */
-const format = 1;
+const formatVersion = 1;
 
 /** The pause container holds a pod's namespaces, and reaps orphans. */
-const pause = 'trap "exit 0" TERM INT; while :; do sleep 1000000 & wait; done';
+const pauseScript = 'trap "exit 0" TERM INT; while :; do sleep 1000000 & wait; done';
 
 /** A tar of the pause image of every pod, in the cache folder. */
 export const pauseTar = (signal: AbortSignal): Promise<string> =>
-  busyboxWith({ name: pauseImage, config: { Entrypoint: ['/bin/sh', '-c', pause] }, signal });
+  buildBusyboxImage({ name: pauseImage, config: { Entrypoint: ['/bin/sh', '-c', pauseScript] }, signal });
 
 /** Imports the image that tests run on all nodes of a cluster, and returns its name. */
 export const importBusybox = (cluster: ImageUser, signal: AbortSignal): Promise<string> =>
@@ -47,26 +47,36 @@ export interface SuiteImages {
 }
 
 /** Imports the images of Kubernetes' storage tests, under the names that the tests use. */
-export async function importSuiteImages(cluster: ImageUser, from: SuiteImages, signal: AbortSignal): Promise<void> {
+export async function importSuiteImages(cluster: ImageUser, files: SuiteImages, signal: AbortSignal): Promise<void> {
   // Each run of the program leaves a temporary folder behind.
-  await using own = await mkdtempDisposable(join(tmpdir(), 'stowage-suite-'));
-  const listed = (await runner(signal)('env', [`TMPDIR=${own.path}`, from.suite, '--list-images'])).split('\n');
+  await using temporary = await mkdtempDisposable(join(tmpdir(), 'stowage-suite-'));
+  const listed = (await runner(signal)('env', [`TMPDIR=${temporary.path}`, files.suite, '--list-images'])).split('\n');
   // The list also contains older versions of some images.
-  const named = (name: string): readonly string[] => listed.filter((image) => image.includes(`/${name}:`));
+  const imagesNamed = (name: string): readonly string[] => listed.filter((image) => image.includes(`/${name}:`));
   const config = { Entrypoint: ['/agnhost'], Cmd: ['pause'] };
-  const tar = await busyboxWith({ name: 'agnhost:testbed', config, programs: { agnhost: from.agnhost }, signal });
-  await cluster.importImage(tar, ...named('agnhost'));
-  await cluster.importImage(await pauseTar(signal), ...named('pause'));
-  const filling = { Entrypoint: ['/bin/sh', '-c', populator, 'populator'] };
-  const programs = { kubectl: from.kubectl };
-  const filler = await busyboxWith({ name: 'populator:testbed', config: filling, programs, signal });
-  await cluster.importImage(filler, ...named('hello-populator'));
+  const tar = await buildBusyboxImage({
+    name: 'agnhost:testbed',
+    config,
+    programs: { agnhost: files.agnhost },
+    signal,
+  });
+  await cluster.importImage(tar, ...imagesNamed('agnhost'));
+  await cluster.importImage(await pauseTar(signal), ...imagesNamed('pause'));
+  const populatorConfig = { Entrypoint: ['/bin/sh', '-c', populator, 'populator'] };
+  const programs = { kubectl: files.kubectl };
+  const populatorTar = await buildBusyboxImage({
+    name: 'populator:testbed',
+    config: populatorConfig,
+    programs,
+    signal,
+  });
+  await cluster.importImage(populatorTar, ...imagesNamed('hello-populator'));
   // An image without users, because the tests use numeric ids. Of the nginx image, the tests use the shell only.
-  const shell = await busyboxWith({ name: 'shell:testbed', config: { Cmd: ['/bin/sh'] }, signal });
-  await cluster.importImage(shell, ...named('busybox'), ...named('nginx'));
+  const shell = await buildBusyboxImage({ name: 'shell:testbed', config: { Cmd: ['/bin/sh'] }, signal });
+  await cluster.importImage(shell, ...imagesNamed('busybox'), ...imagesNamed('nginx'));
 }
 
-interface BusyboxWith {
+interface BusyboxImageOptions {
   readonly name: string;
   readonly config: { readonly Entrypoint?: readonly string[]; readonly Cmd?: readonly string[] };
   /** More programs for the root folder, by name. */
@@ -74,26 +84,26 @@ interface BusyboxWith {
   readonly signal: AbortSignal;
 }
 
-async function busyboxWith({ name, config, programs = {}, signal }: BusyboxWith): Promise<string> {
+async function buildBusyboxImage({ name, config, programs = {}, signal }: BusyboxImageOptions): Promise<string> {
   const busybox = onPath('busybox') ?? 'busybox';
   const base64 = [busybox, ...Object.values(programs)].map((file) => readFileSync(file, 'base64'));
-  const key = digest(`${format}`, JSON.stringify(config), ...base64);
+  const key = digest(`${formatVersion}`, JSON.stringify(config), ...base64);
   const tar = join(cacheFolder(), `${name.split(':')[0]}-${key}.tar`);
   if (existsSync(tar)) return tar;
   const run = runner(signal);
   await using work = await mkdtempDisposable(join(tmpdir(), 'stowage-image-'));
   const root = join(work.path, 'root');
-  await layOut(root, busybox, run);
+  await installBusybox(root, busybox, run);
   for (const [called, program] of Object.entries(programs)) await copyFile(program, join(root, called));
   const environment = { Env: ['PATH=/bin'] };
-  const half = await pack({ root, name, config: { ...config, ...environment }, work: work.path, run });
+  const partialTar = await pack({ root, name, config: { ...config, ...environment }, work: work.path, run });
   await mkdir(cacheFolder(), { recursive: true });
-  await cp(half, `${tar}.${process.pid}`);
+  await cp(partialTar, `${tar}.${process.pid}`);
   await rename(`${tar}.${process.pid}`, tar);
   return tar;
 }
 
-async function layOut(root: string, busybox: string, run: Run): Promise<void> {
+async function installBusybox(root: string, busybox: string, run: Run): Promise<void> {
   for (const name of ['bin', 'etc', 'tmp', 'root']) await mkdir(join(root, name), { recursive: true });
   await run('chmod', ['1777', join(root, 'tmp')]);
   await copyFile(busybox, join(root, 'bin/busybox'));

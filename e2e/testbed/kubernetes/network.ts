@@ -27,7 +27,7 @@ export interface ClusterNetwork extends AsyncDisposable {
 }
 
 const switchName = 'switch';
-const setUp = [
+const setUpLines = [
   'set -e',
   'ip link set lo up',
   `ip link add ${switchName} type bridge`,
@@ -39,7 +39,7 @@ const setUp = [
 
 export async function startNetwork(folder: string, signal: AbortSignal): Promise<ClusterNetwork> {
   const daemon = await startDaemon({
-    command: [onPath('unshare') ?? 'unshare', '--net', 'sh', '-c', setUp.join('\n')],
+    command: [onPath('unshare') ?? 'unshare', '--net', 'sh', '-c', setUpLines.join('\n')],
     logFile: join(folder, 'log', 'network'),
     isReady: (log) => log.includes('it is up'),
     signal,

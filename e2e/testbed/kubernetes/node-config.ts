@@ -1,6 +1,6 @@
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
-import type { Authority, Issued } from './certificates.ts';
+import type { Authority, CertificateFiles } from './certificates.ts';
 import { pauseImage } from './images.ts';
 import { addresses } from './network.ts';
 
@@ -37,10 +37,10 @@ version = 2
 export interface KubeletConfigOptions {
   readonly group: string;
   readonly authority: Authority;
-  readonly served: Issued;
+  readonly serverCertificate: CertificateFiles;
 }
 
-export const kubeletConfig = ({ group, authority, served }: KubeletConfigOptions): object => ({
+export const kubeletConfig = ({ group, authority, serverCertificate }: KubeletConfigOptions): object => ({
   apiVersion: 'kubelet.config.k8s.io/v1beta1',
   kind: 'KubeletConfiguration',
   authentication: {
@@ -49,8 +49,8 @@ export const kubeletConfig = ({ group, authority, served }: KubeletConfigOptions
     x509: { clientCAFile: authority.certificate },
   },
   authorization: { mode: 'Webhook' },
-  tlsCertFile: served.certificate,
-  tlsPrivateKeyFile: served.key,
+  tlsCertFile: serverCertificate.certificate,
+  tlsPrivateKeyFile: serverCertificate.key,
   containerRuntimeEndpoint: 'unix:///run/containerd/containerd.sock',
   cgroupDriver: 'cgroupfs',
   cgroupRoot: `/${group}`,
@@ -67,7 +67,7 @@ export const kubeletConfig = ({ group, authority, served }: KubeletConfigOptions
   nodeStatusUpdateFrequency: '5s',
 });
 
-export const proxyWords = (name: string, kubeconfig: string): readonly string[] => [
+export const proxyArgs = (name: string, kubeconfig: string): readonly string[] => [
   `--kubeconfig=${kubeconfig}`,
   `--hostname-override=${name}`,
   '--proxy-mode=iptables',

@@ -40,10 +40,10 @@ export async function startNodeMachine(options: NodeMachineOptions, signal: Abor
     await writeFile(file, `${value}\n`);
     more.push(`if [ -e /proc/sys/${name} ]; then mount --bind "${file}" /proc/sys/${name}; fi`);
   }
-  for (const at of [...plainFolders, ...options.folders]) {
-    const own = join(folder, at.replaceAll('/', '-').slice(1));
-    await mkdir(own);
-    more.push(`mkdir -p "${at}"`, `mount --bind "${own}" "${at}"`);
+  for (const path of [...plainFolders, ...options.folders]) {
+    const nodeFolder = join(folder, path.replaceAll('/', '-').slice(1));
+    await mkdir(nodeFolder);
+    more.push(`mkdir -p "${path}"`, `mount --bind "${nodeFolder}" "${path}"`);
   }
   const machine = await startMachine({ folder, more }, signal);
   try {

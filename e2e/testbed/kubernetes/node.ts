@@ -5,7 +5,7 @@ import { type Machine, type MachineProcess, runInside, startInside } from '../ma
 import { removeCgroups } from '../own-cgroups.ts';
 import type { Authority } from './certificates.ts';
 import { addresses, type ClusterNetwork } from './network.ts';
-import { cniPlugins, containerdConfig, kubeletConfig, podNetwork, proxyWords } from './node-config.ts';
+import { cniPlugins, containerdConfig, kubeletConfig, podNetwork, proxyArgs } from './node-config.ts';
 import { startNodeMachine } from './node-machine.ts';
 
 export interface Node extends AsyncDisposable, Pick<Machine, 'beside'> {
@@ -46,7 +46,7 @@ export interface NodeOptions {
 }
 
 /** Sets the host name that host-network pods see. */
-const named = ['unshare', '--uts', 'sh', '-c', 'hostname "$1" && shift && exec "$@"', 'sh'];
+const setHostname = ['unshare', '--uts', 'sh', '-c', 'hostname "$1" && shift && exec "$@"', 'sh'];
 
 /** A node of a cluster that is starting. */
 export interface NewNode extends Node {
@@ -68,17 +68,17 @@ export async function startNode(options: NodeOptions): Promise<NewNode> {
   const machine = stack.use(
     await startNodeMachine({ number, count, folder, group, folders: options.folders, network }, signal),
   );
-  const file = async (called: string, content: object | string): Promise<string> => {
+  const writeConfigFile = async (called: string, content: object | string): Promise<string> => {
     const path = join(folder, 'etc', called);
     await writeFile(path, typeof content === 'string' ? content : JSON.stringify(content));
     return path;
   };
-  const net = join(folder, 'etc', 'net.d');
-  await mkdir(net);
-  await writeFile(join(net, '10-testbed.conflist'), JSON.stringify(podNetwork(addresses.podsOf(number))));
-  const daemon = (called: string, command: readonly string[], ready: string): Promise<MachineProcess> =>
+  const cniConfigFolder = join(folder, 'etc', 'net.d');
+  await mkdir(cniConfigFolder);
+  await writeFile(join(cniConfigFolder, '10-testbed.conflist'), JSON.stringify(podNetwork(addresses.podsOf(number))));
+  const startNodeProgram = (called: string, command: readonly string[], ready: string): Promise<MachineProcess> =>
     startInside(machine, {
-      command: [...named, name, ...command],
+      command: [...setHostname, name, ...command],
       // With sbin, because an ordinary user's PATH may lack iptables. With a TMPDIR of the node, because a program that
       // is killed while it starts a process in a container leaves a file there.
       env: { PATH: `${process.env['PATH']}:/usr/sbin:/sbin`, TMPDIR: temporary },
@@ -86,25 +86,39 @@ export async function startNode(options: NodeOptions): Promise<NewNode> {
       isReady: (log) => log.includes(ready),
       signal,
     });
-  const containerd = await file('containerd.toml', containerdConfig(net, cniPlugins() ?? '/usr/lib/cni'));
-  await daemon('containerd', [onPath('containerd') ?? 'containerd', '--config', containerd], 'successfully booted');
+  const containerd = await writeConfigFile(
+    'containerd.toml',
+    containerdConfig(cniConfigFolder, cniPlugins() ?? '/usr/lib/cni'),
+  );
+  await startNodeProgram(
+    'containerd',
+    [onPath('containerd') ?? 'containerd', '--config', containerd],
+    'successfully booted',
+  );
   const identity = { user: `system:node:${name}`, group: 'system:nodes' };
-  const served = await authority.issue(name, { ...identity, names: [`IP:${address}`, `DNS:${name}`] });
+  const serverCertificate = await authority.issue(name, { ...identity, names: [`IP:${address}`, `DNS:${name}`] });
   const server = `https://${addresses.controlPlane}:${addresses.apiPort}`;
   const kubeconfig = await authority.kubeconfig(name, server);
-  const config = await file('kubelet.json', kubeletConfig({ group, authority, served }));
+  const config = await writeConfigFile(
+    'kubelet.json',
+    kubeletConfig({ group, authority, serverCertificate: serverCertificate }),
+  );
   let kubelet: MachineProcess | undefined;
   const startKubelet = async (): Promise<void> => {
     const words = [`--config=${config}`, `--kubeconfig=${kubeconfig}`, `--hostname-override=${name}`];
     const more = [`--node-ip=${address}`, ...options.kubeletArgs];
-    kubelet = await daemon('kubelet', [join(bin, 'kubelet'), ...words, ...more], 'Started kubelet');
+    kubelet = await startNodeProgram('kubelet', [join(bin, 'kubelet'), ...words, ...more], 'Started kubelet');
   };
   await authority.issue(`${name}-proxy`, { user: 'system:kube-proxy' });
   const proxyConfig = await authority.kubeconfig(`${name}-proxy`, server);
   const startProxy = async (): Promise<void> => {
-    await daemon('kube-proxy', [join(bin, 'kube-proxy'), ...proxyWords(name, proxyConfig)], 'Caches are synced');
+    await startNodeProgram(
+      'kube-proxy',
+      [join(bin, 'kube-proxy'), ...proxyArgs(name, proxyConfig)],
+      'Caches are synced',
+    );
   };
-  const all = stack.move();
+  const resources = stack.move();
   const inside = (...words: readonly string[]): Promise<string> => runInside(machine, ...words);
   return {
     name,
@@ -115,10 +129,10 @@ export async function startNode(options: NodeOptions): Promise<NewNode> {
     beside: machine.beside,
     importImage: async (tar, ...names) => {
       const images = ['ctr', '--namespace', 'k8s.io', 'images'];
-      const said = await inside(...images, 'import', tar);
-      const own = /^unpacking (\S+)/m.exec(said)?.[1];
-      if (own === undefined) throw new Error(`${tar} holds no image: ${said}`);
-      for (const other of names) await inside(...images, 'tag', '--force', own, other);
+      const output = await inside(...images, 'import', tar);
+      const importedName = /^unpacking (\S+)/m.exec(output)?.[1];
+      if (importedName === undefined) throw new Error(`${tar} holds no image: ${output}`);
+      for (const other of names) await inside(...images, 'tag', '--force', importedName, other);
     },
     join: async () => {
       await Promise.all([startKubelet(), startProxy()]);
@@ -131,7 +145,7 @@ export async function startNode(options: NodeOptions): Promise<NewNode> {
     },
     cutOff: () => network.setCable(number, 'down'),
     reconnect: () => network.setCable(number, 'up'),
-    killNode: () => all.disposeAsync(),
-    [Symbol.asyncDispose]: () => all.disposeAsync(),
+    killNode: () => resources.disposeAsync(),
+    [Symbol.asyncDispose]: () => resources.disposeAsync(),
   };
 }

@@ -5,7 +5,7 @@ import { runner } from './run.ts';
  * Makes later mounts in the folder visible to machines that start afterwards. In `npm test` all mounts are shared
  * already, so it does nothing.
  */
-export async function sharedFolder(folder: string, signal: AbortSignal): Promise<AsyncDisposable> {
+export async function shareFolder(folder: string, signal: AbortSignal): Promise<AsyncDisposable> {
   const run = runner(signal);
   const found = await run(onPath('findmnt') ?? 'findmnt', [
     '--noheadings',

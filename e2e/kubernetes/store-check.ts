@@ -13,7 +13,7 @@ const account = 'checker';
 export async function checkerAccount(): Promise<readonly object[]> {
   const text = await readFile(join(repository, 'docs', 'kubernetes.md'), 'utf8');
   const blocks = Array.from(text.matchAll(/^```yaml\n(.*?)^```$/gms), ([, block = '']) => block);
-  const block = blocks.find((one) => one.includes('stores/check')) ?? expect.fail('no account in docs/kubernetes.md');
+  const block = blocks.find((text) => text.includes('stores/check')) ?? expect.fail('no account in docs/kubernetes.md');
   return parseAllDocuments(block).map((document) => document.toJS());
 }
 

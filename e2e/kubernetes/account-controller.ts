@@ -22,7 +22,7 @@ export async function accountConfig(cluster: Cluster, account: string): Promise<
   const token = await cluster.kubectl('create', 'token', account, '--namespace', namespace, '--duration=3h');
   const admin: { readonly clusters: readonly [{ readonly cluster: { readonly 'certificate-authority': string } }] } =
     JSON.parse(await readFile(cluster.kubeconfig, 'utf8'));
-  const own = {
+  const clusterEntry = {
     server: `https://${addresses.controlPlane}:${addresses.apiPort}`,
     'certificate-authority': admin.clusters[0].cluster['certificate-authority'],
   };
@@ -31,7 +31,7 @@ export async function accountConfig(cluster: Cluster, account: string): Promise<
     apiVersion: 'v1',
     kind: 'Config',
     'current-context': 'own',
-    clusters: [{ name: 'own', cluster: own }],
+    clusters: [{ name: 'own', cluster: clusterEntry }],
     users: [{ name: account, user: { token } }],
     contexts: [{ name: 'own', context: { cluster: 'own', user: account } }],
   };
@@ -39,7 +39,7 @@ export async function accountConfig(cluster: Cluster, account: string): Promise<
   return file;
 }
 
-export async function startAsAccount(
+export async function startControllerAsAccount(
   cluster: Cluster,
   kubeconfig: string,
   ...more: readonly string[]
@@ -48,8 +48,8 @@ export async function startAsAccount(
   await mkdir(folder, { recursive: true });
   const [first, ...inside] = cluster.network.inside;
   const words = ['--kubeconfig', kubeconfig, '--namespace', namespace, '--state', join(folder, 'state')];
-  const own = [...words, '--listen', `${controllerPort.host}:${controllerPort.port}`, '--log-level', 'debug', ...more];
-  const child = spawn(first, [...inside, program, 'controller', ...own], { stdio: ['ignore', 'pipe', 'pipe'] });
+  const args = [...words, '--listen', `${controllerPort.host}:${controllerPort.port}`, '--log-level', 'debug', ...more];
+  const child = spawn(first, [...inside, program, 'controller', ...args], { stdio: ['ignore', 'pipe', 'pipe'] });
   const ended = once(child, 'close');
   let output = '';
   for (const stream of [child.stdout, child.stderr])

@@ -58,14 +58,14 @@ export async function startAgents(signal: AbortSignal): Promise<AgentFixture> {
   await cluster.apply(...agentObjects({ image: imageName, config: { version: 1, stores } }));
   await cluster.kubectl('rollout', 'status', 'daemonset/stowage-agent', '--namespace', namespace, '--timeout=100s');
   const agentOn = async (node: number): Promise<string> => {
-    const which = `--field-selector=spec.nodeName=${cluster.nodes[node]?.name},status.phase=Running`;
+    const fieldSelector = `--field-selector=spec.nodeName=${cluster.nodes[node]?.name},status.phase=Running`;
     const labels = Object.entries(agentLabels).map(([key, value]) => `${key}=${value}`);
-    const about = ['--selector', labels.join(','), which, '--output', 'jsonpath={.items[*].metadata.name}'];
-    return await cluster.kubectl('get', 'pods', '--namespace', namespace, ...about);
+    const options = ['--selector', labels.join(','), fieldSelector, '--output', 'jsonpath={.items[*].metadata.name}'];
+    return await cluster.kubectl('get', 'pods', '--namespace', namespace, ...options);
   };
   const stowage = async (node: number, ...words: readonly string[]): Promise<string> =>
     await cluster.kubectl('exec', '--namespace', namespace, await agentOn(node), '--', 'stowage', ...words);
-  const all = stack.move();
+  const resources = stack.move();
   return {
     cluster,
     filer,
@@ -73,6 +73,6 @@ export async function startAgents(signal: AbortSignal): Promise<AgentFixture> {
     agentOn,
     stowage,
     create: (node, ...words) => stowage(node, 'volume', 'create', ...words, '--quiet'),
-    [Symbol.asyncDispose]: () => all.disposeAsync(),
+    [Symbol.asyncDispose]: () => resources.disposeAsync(),
   };
 }

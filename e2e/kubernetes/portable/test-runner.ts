@@ -26,7 +26,7 @@ export interface ClassOfStore {
 export interface PortableTest {
   readonly name: string;
   /** Returns why the test can't run on this cluster, or undefined. */
-  readonly unless?: (context: TestContext) => string | undefined;
+  readonly skipReason?: (context: TestContext) => string | undefined;
   run(context: TestContext): Promise<void>;
 }
 
@@ -43,7 +43,7 @@ export async function runAll(
 ): Promise<Tally> {
   const tally = { passed: 0, failed: 0, skipped: 0 };
   for (const test of tests) {
-    const why = test.unless?.(context);
+    const why = test.skipReason?.(context);
     if (why !== undefined) {
       tally.skipped++;
       print(`skipped  ${test.name}: ${why}`);

@@ -14,18 +14,18 @@ import { type KeeperMounts, runWithFaults, sourceOf, startKeeperMounts } from '#
 import { run, runModelWorkload } from '#testing/workloads.ts';
 
 const [, , bundles = ''] = process.argv;
-const port = 2049;
+const nfsPort = 2049;
 /** Under emulation on a busy machine, a data path takes up to half a minute to start. */
-const limitMs = 3 * 60_000;
+const faultLimitMs = 3 * 60_000;
 /** On a very busy host, keepers also mistake slow data paths for hung ones and replace them. */
-const work = { timeout: 10 * 60_000 } as const;
+const commandLimits = { timeout: 10 * 60_000 } as const;
 const exported = '/srv/exported';
 const writer = join(import.meta.dirname, '..', '..', 'src', 'testing', 'block-writer.ts');
 
 /** Starts Stowage's NFS server as users do. Resolves when it listens. */
 async function serve(): Promise<void> {
   mkdirSync(exported, { recursive: true });
-  const args = [join(bundles, 'stowage.mjs'), 'nfs', 'serve', exported, '--port', String(port), '--squash', 'none'];
+  const args = [join(bundles, 'stowage.mjs'), 'nfs', 'serve', exported, '--port', String(nfsPort), '--squash', 'none'];
   const server = spawn(process.execPath, args, { stdio: ['ignore', 'pipe', 'inherit'] });
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   server.stdout.once('data', () => resolve());
@@ -33,38 +33,42 @@ async function serve(): Promise<void> {
   await promise;
 }
 
-async function runTrial(what: string, often: number, at: string, disturb: () => Promise<void>): Promise<void> {
-  const file = join(at, `file ${what}`);
+async function runTrial(
+  what: string,
+  faultCount: number,
+  mountPoint: string,
+  disturb: () => Promise<void>,
+): Promise<void> {
+  const file = join(mountPoint, `file ${what}`);
   const blocks = 64;
-  await runWithFaults(often, disturb, async (round) => {
-    const names = join(at, `names ${what} ${round}`);
-    await run('mkdir', [names], work);
-    await run('truncate', ['--size=0', file], work);
+  await runWithFaults(faultCount, disturb, async (round) => {
+    const names = join(mountPoint, `names ${what} ${round}`);
+    await run('mkdir', [names], commandLimits);
+    await run('truncate', ['--size=0', file], commandLimits);
     await Promise.all([
-      runModelWorkload(names, round, 300, work),
-      run(process.execPath, [writer, file, '0', `${blocks}`], work),
+      runModelWorkload(names, round, 300, commandLimits),
+      run(process.execPath, [writer, file, '0', `${blocks}`], commandLimits),
     ]);
     const found = readFileSync(join(exported, `file ${what}`));
     for (let i = 0; i < blocks; i++)
-      if (!found.subarray(i * blockSize, (i + 1) * blockSize).equals(block(i)))
-        throw new Error(`block ${i} is another`);
+      if (!found.subarray(i * blockSize, (i + 1) * blockSize).equals(block(i))) throw new Error(`block ${i} differs`);
   });
-  console.log(`${what}: ${often} times, no error, no difference`);
+  console.log(`${what}: ${faultCount} times, no error, no difference`);
 }
 
 async function main(mounts: KeeperMounts): Promise<void> {
-  const served = { host: '127.0.0.1', nfsPort: port, mountPort: port };
-  const { at } = await mounts.mount(await sourceOf(served, '/export'));
-  await runTrial('killed', 12, at, () => mounts.killDataPath());
-  await runTrial('upgraded', 4, at, () => mounts.upgrade());
-  await runTrial('keeper replaced', 2, at, () => mounts.replaceKeeper());
-  await run('umount', [at], work);
+  const served = { host: '127.0.0.1', nfsPort: nfsPort, mountPort: nfsPort };
+  const { at: mountPoint } = await mounts.mount(await sourceOf(served, '/export'));
+  await runTrial('killed', 12, mountPoint, () => mounts.killDataPath());
+  await runTrial('upgraded', 4, mountPoint, () => mounts.upgrade());
+  await runTrial('keeper replaced', 2, mountPoint, () => mounts.replaceKeeper());
+  await run('umount', [mountPoint], commandLimits);
 }
 
 console.log(`kernel ${release()}`);
 try {
   await serve();
-  await using mounts = await startKeeperMounts({ program: join(bundles, 'data-path.mjs'), limitMs });
+  await using mounts = await startKeeperMounts({ program: join(bundles, 'data-path.mjs'), limitMs: faultLimitMs });
   await main(mounts).catch((cause: unknown) => {
     console.log(mounts.log().slice(-20_000));
     throw cause;

@@ -33,11 +33,11 @@ export function startController(cluster: Cluster, folder: string, ...more: reado
   const leading = Promise.withResolvers<void>();
   leading.promise.catch(() => undefined);
   let output = '';
-  const read = (chunk: string): void => {
+  const onOutput = (chunk: string): void => {
     output += chunk;
     if (output.includes('stowage controller is the leader')) leading.resolve();
   };
-  for (const stream of [child.stdout, child.stderr]) stream.setEncoding('utf8').on('data', read);
+  for (const stream of [child.stdout, child.stderr]) stream.setEncoding('utf8').on('data', onOutput);
   void ended.then(() => leading.reject(new Error(`the controller ended:\n${output}`)));
   return {
     pid: child.pid ?? 0,
@@ -66,9 +66,10 @@ export function startController(cluster: Cluster, folder: string, ...more: reado
  * annotations of the Lease stay: without its predecessor's record, a controller waits for the locks of its predecessor.
  */
 export async function freeLease(cluster: Cluster, namespace = 'default'): Promise<void> {
-  const at = ['--namespace', namespace];
-  const names = (await cluster.kubectl('get', 'leases', '--output=name', ...at)).split('\n');
-  const name = names.find((each) => each.endsWith('/stowage-controller'));
-  if (name !== undefined) await cluster.kubectl('patch', name, '--type=merge', `--patch=${releasedLease}`, ...at);
+  const namespaceArgs = ['--namespace', namespace];
+  const names = (await cluster.kubectl('get', 'leases', '--output=name', ...namespaceArgs)).split('\n');
+  const name = names.find((lease) => lease.endsWith('/stowage-controller'));
+  if (name !== undefined)
+    await cluster.kubectl('patch', name, '--type=merge', `--patch=${releasedLease}`, ...namespaceArgs);
 }
 const releasedLease = JSON.stringify({ spec: { holderIdentity: '' } });

@@ -12,27 +12,27 @@ export interface EmbeddedServer {
   certificates(): Promise<Readonly<Record<string, string>>>;
   /** Mounts these paths and returns the results. `nothing`: with TLS, but no certificate. `plain`: without TLS. */
   mountPaths(
-    as: 'client' | 'mount' | 'nothing' | 'plain',
+    identity: 'client' | 'mount' | 'nothing' | 'plain',
     ...paths: readonly string[]
   ): Promise<Readonly<Record<string, string>>>;
 }
 
-export function embeddedServer({ cluster, own }: ChartFixture): EmbeddedServer {
+export function embeddedServer({ cluster, namespacedKubectl }: ChartFixture): EmbeddedServer {
   const certificates = async (): Promise<Readonly<Record<string, string>>> => {
-    const { data } = JSON.parse(await own('get', 'secret', 'stowage-nfs-tls', '--output=json'));
+    const { data } = JSON.parse(await namespacedKubectl('get', 'secret', 'stowage-nfs-tls', '--output=json'));
     const texts = Object.entries<string>(data).map(([key, text]) => [key, Buffer.from(text, 'base64').toString()]);
     return Object.fromEntries(texts);
   };
   return {
     certificates,
-    mountPaths: async (as, ...paths) => {
-      const { 'ca.crt': ca = '', [`${as}.crt`]: cert, [`${as}.key`]: key } = await certificates();
-      const shown = cert === undefined || key === undefined ? {} : { cert, key };
-      const tls = { servername: `stowage-nfs.${namespace}.svc`, ca, ...shown };
-      const host = await own('get', 'pod', 'stowage-nfs-0', '--output=jsonpath={.status.podIP}');
-      const wish: NfsCall = { host, paths, ...(as === 'plain' ? {} : { tls }) };
+    mountPaths: async (identity, ...paths) => {
+      const { 'ca.crt': ca = '', [`${identity}.crt`]: cert, [`${identity}.key`]: key } = await certificates();
+      const credential = cert === undefined || key === undefined ? {} : { cert, key };
+      const tls = { servername: `stowage-nfs.${namespace}.svc`, ca, ...credential };
+      const host = await namespacedKubectl('get', 'pod', 'stowage-nfs-0', '--output=jsonpath={.status.podIP}');
+      const nfsCall: NfsCall = { host, paths, ...(identity === 'plain' ? {} : { tls }) };
       const [first, ...inside] = cluster.network.inside;
-      const words = [...inside, process.execPath, join(import.meta.dirname, 'nfs-caller.ts'), JSON.stringify(wish)];
+      const words = [...inside, process.execPath, join(import.meta.dirname, 'nfs-caller.ts'), JSON.stringify(nfsCall)];
       return JSON.parse((await promisify(execFile)(first, words, { timeout: 60_000 })).stdout);
     },
   };
