@@ -3,7 +3,7 @@ import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { makeCredential } from '#cluster/leader/certificate.ts';
+import { createCredential } from '#cluster/leader/certificate.ts';
 import { serverNames } from '#cluster/names.ts';
 import { needs } from '#testbed/needs.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
@@ -333,7 +333,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
   });
 
   test('for a certificate that an administrator provides is to read it', async () => {
-    const { cert, key } = makeCredential(serverNames(namespace), Date.now());
+    const { cert, key } = createCredential(serverNames(namespace), Date.now());
     const [crt, secretKey] = [cert, key].map((text) => Buffer.from(text).toString('base64'));
     await apply({
       apiVersion: 'v1',

@@ -11,11 +11,11 @@ export const leaderObjectNames = {
 } as const;
 
 /** The path at which an agent requests an HTTP upgrade, and the protocol that it upgrades to. */
-export const upgrade = { path: '/agents', protocol: 'stowage-agent/1' } as const;
+export const agentUpgrade = { path: '/agents', protocol: 'stowage-agent/1' } as const;
 
 /** The path at which an agent asks about a pod of its node. */
 export const podPath = {
-  of: (namespace: string, name: string): string => `/agents/pods/${namespace}/${name}`,
+  format: (namespace: string, name: string): string => `/agents/pods/${namespace}/${name}`,
   pattern: /^\/agents\/pods\/([a-z0-9-]{1,63})\/([a-z0-9.-]{1,253})$/,
 } as const;
 

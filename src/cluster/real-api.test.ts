@@ -158,7 +158,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     const common = { client, clock, namespace };
     const own = { ...common, address: '10.0.0.5', port: 8443 };
     const running = [
-      maintainCredentials({ ...common, use: (one) => void used.push(one) }, scope),
+      maintainCredentials({ ...common, applyCredential: (one) => void used.push(one) }, scope),
       maintainLeaderSlice(own, scope),
     ];
     const slice = () => client.get(endpointSlices, { namespace, name: 'stowage-leader' }, signal);

@@ -4,14 +4,14 @@ import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { type ControllerContext, ignoreNotFound } from './controller-context.ts';
 import { createHasPersistentVolume } from './handles.ts';
 import { keyOf } from './machinery/cache.ts';
-import { type Done, done } from './machinery/outcome.ts';
+import { done, type ReconcileDone } from './machinery/outcome.ts';
 import { volumeNameFor } from './names.ts';
 import type { Provisioner } from './provisioner.ts';
 
 /** A volume that is being created. Dispose of it when the creation has succeeded or failed. */
 export interface VolumeCreation extends Disposable {
   /** The PersistentVolume is written; other controllers take over. */
-  written(): void;
+  markWritten(): void;
 }
 
 /**
@@ -21,11 +21,11 @@ export interface VolumeCreation extends Disposable {
  */
 export interface AbandonedClaims {
   /** Call it before creating a volume. Undefined while an earlier volume of the claim is being deleted. */
-  begin(claim: PersistentVolumeClaim, provisioner: Provisioner): VolumeCreation | undefined;
+  beginCreation(claim: PersistentVolumeClaim, provisioner: Provisioner): VolumeCreation | undefined;
   /** The cleanup keys to reconcile after a change of this claim. */
   keysOf(claim: PersistentVolumeClaim): readonly string[];
   isKey(key: string): boolean;
-  reconcile(key: string, scope: Scope): Promise<Done>;
+  reconcile(key: string, scope: Scope): Promise<ReconcileDone>;
 }
 
 /** A volume of a claim whose PersistentVolume may not be written. */
@@ -72,15 +72,15 @@ export function createAbandonedClaims(
   }
 
   return {
-    begin: (claim, provisioner) => {
+    beginCreation: (claim, provisioner) => {
       const { uid = '' } = claim.metadata;
       if (unwritten.get(uid)?.isBusy === true) return undefined;
-      const mine: UnwrittenVolume = { provisioner, isBusy: true };
-      unwritten.set(uid, mine);
+      const volume: UnwrittenVolume = { provisioner, isBusy: true };
+      unwritten.set(uid, volume);
       return {
-        written: () => void unwritten.delete(uid),
+        markWritten: () => void unwritten.delete(uid),
         [Symbol.dispose]: () => {
-          mine.isBusy = false;
+          volume.isBusy = false;
           // The claim may have been deleted during the creation, when cleanup was not possible.
           for (const key of keysOf(claim)) add(key);
         },
@@ -88,15 +88,15 @@ export function createAbandonedClaims(
     },
     keysOf,
     isKey: (key) => key.includes(separator),
-    reconcile: async (own, scope) => {
-      const [key = '', uid = ''] = own.split(separator);
-      const mine = unwritten.get(uid);
-      if (mine === undefined || mine.isBusy || isUnbound(caches.claims.get(key), uid)) return done;
-      mine.isBusy = true;
+    reconcile: async (cleanupKey, scope) => {
+      const [key = '', uid = ''] = cleanupKey.split(separator);
+      const volume = unwritten.get(uid);
+      if (volume === undefined || volume.isBusy || isUnbound(caches.claims.get(key), uid)) return done;
+      volume.isBusy = true;
       try {
-        if (!(await deleteAbandoned(key, uid, mine, scope))) return done;
+        if (!(await deleteAbandoned(key, uid, volume, scope))) return done;
       } finally {
-        mine.isBusy = false;
+        volume.isBusy = false;
       }
       unwritten.delete(uid);
       // A recreated claim may have failed because this volume had its name.

@@ -23,7 +23,7 @@ import { claimLabelsFor, retainedLabel, storeNotOpen, type VolumeRequest } from 
  */
 export interface AgentVolumes {
   /** Creates at most one volume for a claim, even if the claim has changed since. */
-  create(node: string, store: string, want: VolumeRequest, scope: Scope): Promise<CreatedAgentVolume>;
+  create(node: string, store: string, request: VolumeRequest, scope: Scope): Promise<CreatedAgentVolume>;
   findFor(node: string, uid: string, scope: Scope): Promise<AgentVolume | undefined>;
   /** 'unknown': no open store of the node has the volume; it may have been deleted. `uid` is that of the PersistentVolume. */
   delete(node: string, volume: string, uid: string | undefined, scope: Scope): Promise<'done' | 'unknown'>;
@@ -48,16 +48,21 @@ export function createAgentVolumes(agents: Agents, cluster: string): AgentVolume
     return volumesFrom(answer).volumes[0];
   }
 
-  async function create(node: string, store: string, want: VolumeRequest, scope: Scope): Promise<CreatedAgentVolume> {
-    const { uid } = want.claim;
-    const { name, access, labels, enforce } = want;
+  async function create(
+    node: string,
+    store: string,
+    volumeRequest: VolumeRequest,
+    scope: Scope,
+  ): Promise<CreatedAgentVolume> {
+    const { uid } = volumeRequest.claim;
+    const { name, access, labels, enforce } = volumeRequest;
     const body = {
       store,
       name,
       access,
       labels,
-      bytes: String(want.bytes),
-      ownLabels: claimLabelsFor(want, cluster),
+      bytes: String(volumeRequest.bytes),
+      ownLabels: claimLabelsFor(volumeRequest, cluster),
       ...(enforce ? { enforce } : {}),
     };
     const request: AgentRequest = { method: 'POST', path: '/v1/volumes', body, deadlineMs: longTimeoutMs };
@@ -69,8 +74,8 @@ export function createAgentVolumes(agents: Agents, cluster: string): AgentVolume
       // The claim had other parameters at the first request; or the agent has forgotten the request.
       if (reason !== 'idempotency-key-reused' && reason !== 'volume-exists' && reason !== 'request-differs')
         throw thrown;
-      const known = await findFor(node, uid, scope);
-      if (known !== undefined) return { volume: known, identity: undefined };
+      const existing = await findFor(node, uid, scope);
+      if (existing !== undefined) return { volume: existing, identity: undefined };
       if (reason !== 'idempotency-key-reused') throw thrown;
       return createdVolumeFrom(await agents.call(node, { ...request, requestId: `${uid}:${randomUUID()}` }, scope));
     }
@@ -80,10 +85,10 @@ export function createAgentVolumes(agents: Agents, cluster: string): AgentVolume
     create,
     findFor,
     delete: async (node, volume, uid, scope) => {
-      const about = { method: 'DELETE', path: pathOf(volume), deadlineMs: longTimeoutMs } as const;
-      const request = isVolumeId(volume) || uid === undefined ? {} : { requestId: `delete:${uid}:${volume}` };
+      const deletion = { method: 'DELETE', path: pathOf(volume), deadlineMs: longTimeoutMs } as const;
+      const idempotency = isVolumeId(volume) || uid === undefined ? {} : { requestId: `delete:${uid}:${volume}` };
       try {
-        await agents.call(node, { ...about, ...request }, scope);
+        await agents.call(node, { ...deletion, ...idempotency }, scope);
         return 'done';
       } catch (thrown) {
         if (stowageError(thrown).reason === 'volume-unknown') return 'unknown';

@@ -11,7 +11,7 @@ import type { CsiStorageCapacity, Node, OwnerReference, StorageClass } from '#wi
 import { type ControllerContext, ignoreNotFound } from './controller-context.ts';
 import { type Cache, createCache, identityOf } from './machinery/cache.ts';
 import { type Controller, createController } from './machinery/controller.ts';
-import { type Again, again, type Done, done } from './machinery/outcome.ts';
+import { done, type ReconcileDone, type RequeueAfter, requeueAfter } from './machinery/outcome.ts';
 import type { NodeStores } from './node-stores.ts';
 import type { StoreObject } from './store-object.ts';
 
@@ -28,17 +28,17 @@ export interface CapacityController extends Controller {
 }
 
 /** The free space for a class on a node. Without a node: on every node that the class allows. */
-interface Room {
+interface FreeSpace {
   readonly node: string | undefined;
   readonly freeBytes: bigint;
 }
 
 /** Returns the owner of new objects, or undefined if there is none. */
-type Owner = () => Promise<OwnerReference | undefined>;
+type ReadOwner = () => Promise<OwnerReference | undefined>;
 
 /** Free space changes all the time. A small change is written only after this time. */
 const maxStaleMs = 300_000;
-const intervalMs = 60_000;
+const resyncMs = 60_000;
 /** How long the watch may take to deliver our own write. */
 const watchLagMs = 10_000;
 /** How long an agent may take to reconnect. Without its object, the scheduler sends the node no pods that need a volume. */
@@ -57,42 +57,42 @@ export function createCapacity(options: CapacityOptions): CapacityController {
   const written = new Map<string, { readonly capacity: string; readonly at: number }>();
   const lastWantedAt = new Map<string, number>();
 
-  async function reconcile(name: string, scope: Scope): Promise<Done | Again> {
-    const kind = caches.classes.get(name);
-    const isOurs = kind !== undefined && driverNamed(kind.provisioner) !== undefined;
-    const rooms = isOurs ? roomFor(kind, options) : [];
-    const wanted = new Set(rooms.map(({ node }) => objectName(name, node)));
+  async function reconcile(name: string, scope: Scope): Promise<ReconcileDone | RequeueAfter> {
+    const storageClass = caches.classes.get(name);
+    const isOurs = storageClass !== undefined && driverNamed(storageClass.provisioner) !== undefined;
+    const spaces = isOurs ? freeSpaceFor(storageClass, options) : [];
+    const wanted = new Set(spaces.map(({ node }) => capacityNameOf(name, node)));
     for (const own of wanted) lastWantedAt.set(own, clock.elapsed());
     const isKept = (own: string): boolean =>
       wanted.has(own) || (isOurs && clock.elapsed() - (lastWantedAt.get(own) ?? startedAt) < agentGraceMs);
-    for (const { metadata } of cache.by('class', name))
+    for (const { metadata } of cache.byIndex('class', name))
       if (!isKept(metadata.name ?? '')) await remove(metadata.name ?? '', scope);
     if (!isOurs) return done;
-    const owner = once(() => ownerOf(client, kind.provisioner, scope));
-    for (const room of rooms) await writeCapacity(name, room, owner, scope);
-    return again(intervalMs);
+    const owner = once(() => ownerOf(client, storageClass.provisioner, scope));
+    for (const space of spaces) await writeCapacity(name, space, owner, scope);
+    return requeueAfter(resyncMs);
   }
 
-  async function writeCapacity(name: string, room: Room, ownerNow: Owner, { signal }: Scope): Promise<void> {
-    const own = objectName(name, room.node);
-    const known = cache.get(`${namespace}/${own}`);
-    const capacity = quantityOf(room.freeBytes);
-    const last = written.get(own);
+  async function writeCapacity(name: string, space: FreeSpace, getOwner: ReadOwner, { signal }: Scope): Promise<void> {
+    const objectName = capacityNameOf(name, space.node);
+    const cached = cache.get(`${namespace}/${objectName}`);
+    const capacity = quantityOf(space.freeBytes);
+    const last = written.get(objectName);
     const sinceMs = clock.elapsed() - (last?.at ?? Number.NEGATIVE_INFINITY);
     // The cache may not have the last write yet.
-    const untold = sinceMs < watchLagMs ? last : undefined;
-    const before = untold === undefined ? known?.capacity : untold.capacity;
-    if (before !== undefined && (before === capacity || !isSignificant(room.freeBytes, before, sinceMs))) return;
-    if (known === undefined && untold === undefined) {
-      const owner = await ownerNow();
+    const unseenWrite = sinceMs < watchLagMs ? last : undefined;
+    const before = unseenWrite === undefined ? cached?.capacity : unseenWrite.capacity;
+    if (before !== undefined && (before === capacity || !isSignificant(space.freeBytes, before, sinceMs))) return;
+    if (cached === undefined && unseenWrite === undefined) {
+      const owner = await getOwner();
       // No CSIDriver: not installed by the chart, or being uninstalled.
       if (owner === undefined) return;
-      const labels = room.node === undefined ? {} : { [nodeTopologyKey]: room.node };
+      const labels = space.node === undefined ? {} : { [nodeTopologyKey]: space.node };
       await client.create(
         csiStorageCapacities,
         {
           metadata: {
-            name: own,
+            name: objectName,
             namespace,
             ownerReferences: [owner],
             labels: { ...capacityLabels, [classLabel]: labelFor(name) },
@@ -106,9 +106,9 @@ export function createCapacity(options: CapacityOptions): CapacityController {
       );
     } else {
       const body = { capacity };
-      await client.patch(csiStorageCapacities, { namespace, name: own }, { kind: 'merge', body }, signal);
+      await client.patch(csiStorageCapacities, { namespace, name: objectName }, { kind: 'merge', body }, signal);
     }
-    written.set(own, { capacity, at: clock.elapsed() });
+    written.set(objectName, { capacity, at: clock.elapsed() });
   }
 
   async function remove(name: string, { signal }: Scope): Promise<void> {
@@ -118,15 +118,15 @@ export function createCapacity(options: CapacityOptions): CapacityController {
   }
 
   const controller = createController({ name: 'capacity', clock, reconcile, workers: 4, groupOf: (key) => key });
-  const ofDriver = (driver: string): string[] =>
+  const classesOfDriver = (driver: string): string[] =>
     [...caches.classes.all()].flatMap(({ metadata, provisioner }) =>
       provisioner === driver ? (metadata.name ?? []) : [],
     );
   controller.follow(caches.classes);
-  controller.follow(caches.stores, ({ spec }) => ofDriver(driverOf(spec, kinds).name));
+  controller.follow(caches.stores, ({ spec }) => classesOfDriver(driverOf(spec, kinds).name));
   controller.follow(caches.nodes, () => []);
   const addLocalClasses = (): void => {
-    for (const name of ofDriver(localDriver.name)) controller.add(name);
+    for (const name of classesOfDriver(localDriver.name)) controller.add(name);
   };
   const topologyOf = ({ metadata }: Node): string | undefined => metadata.labels?.[nodeTopologyKey];
   caches.nodes.on({
@@ -152,20 +152,20 @@ const driverOf = ({ uri }: StoreObject['spec'], kinds: CapacityOptions['kinds'])
 /** The store of a class: the one that it names, otherwise the only store of its driver. */
 function storeOf({ parameters = {}, provisioner }: StorageClass, { caches, kinds }: StoreSources): string | undefined {
   const all = [...caches.stores.all()].filter(({ spec }) => driverOf(spec, kinds).name === provisioner);
-  const wanted = parameters['store'] ?? (all.length === 1 ? all[0]?.metadata.name : undefined);
-  return all.some(({ metadata }) => metadata.name === wanted) ? wanted : undefined;
+  const storeName = parameters['store'] ?? (all.length === 1 ? all[0]?.metadata.name : undefined);
+  return all.some(({ metadata }) => metadata.name === storeName) ? storeName : undefined;
 }
 
-function roomFor(kind: StorageClass, sources: StoreSources): readonly Room[] {
+function freeSpaceFor(storageClass: StorageClass, sources: StoreSources): readonly FreeSpace[] {
   const { caches, stores } = sources;
-  const store = storeOf(kind, sources);
+  const store = storeOf(storageClass, sources);
   if (store === undefined) return [];
-  if (driverNamed(kind.provisioner)?.topology === 'node')
-    return [...stores.all()].flatMap(({ node, stores: those }) => {
+  if (driverNamed(storageClass.provisioner)?.topology === 'node')
+    return [...stores.all()].flatMap(({ node, stores: nodeStores }) => {
       const topology = caches.nodes.get(node)?.metadata.labels?.[nodeTopologyKey];
-      const seen = those.get(store);
-      if (topology === undefined || seen === undefined) return [];
-      return { node: topology, freeBytes: seen.isOpen ? seen.freeBytes : 0n };
+      const nodeStore = nodeStores.get(store);
+      if (topology === undefined || nodeStore === undefined) return [];
+      return { node: topology, freeBytes: nodeStore.isOpen ? nodeStore.freeBytes : 0n };
     });
   const freeBytes = bytesOf(caches.stores.get(store)?.status?.capacity?.free);
   return freeBytes === undefined ? [] : [{ node: undefined, freeBytes }];
@@ -220,7 +220,7 @@ function isSignificant(free: bigint, known: string, sinceMs: number): boolean {
 }
 
 /** Derived from class and node, so that there cannot be two objects for them. */
-const objectName = (name: string, node: string | undefined): string =>
+const capacityNameOf = (name: string, node: string | undefined): string =>
   `stowage-${createHash('sha256')
     .update(JSON.stringify([name, node ?? null]))
     .digest('hex')

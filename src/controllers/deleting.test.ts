@@ -8,7 +8,7 @@ import { aCall } from '#testing/core-calls.ts';
 import type { AnyObject } from '#testing/fakes/kube-objects.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import { createDeleting } from './deleting.ts';
-import { storeIdentity } from './names.ts';
+import { storeIdentityAnnotation } from './names.ts';
 import type { Provisioner } from './provisioner.ts';
 
 const it = controllerFixture();
@@ -100,7 +100,7 @@ describe('a PersistentVolume', () => {
 
   test('stays when the Store of that name is at another location now', async () => {
     const made = { 'pv.kubernetes.io/provisioned-by': 'file.stowage.dev' };
-    const { id } = await aVolume({ metadata: { annotations: { ...made, [storeIdentity]: 'of-before' } } });
+    const { id } = await aVolume({ metadata: { annotations: { ...made, [storeIdentityAnnotation]: 'of-before' } } });
     await it.core.deletions.delete(id, undefined, aCall());
     it.start(createDeleting);
     await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain(
@@ -111,7 +111,7 @@ describe('a PersistentVolume', () => {
 
   test('is deleted with its volume when the identity of its store has changed', async () => {
     const made = { 'pv.kubernetes.io/provisioned-by': 'file.stowage.dev' };
-    await aVolume({ metadata: { annotations: { ...made, [storeIdentity]: 'of-before' } } });
+    await aVolume({ metadata: { annotations: { ...made, [storeIdentityAnnotation]: 'of-before' } } });
     it.start(createDeleting);
     await eventually(left).toEqual([0, 0]);
   });

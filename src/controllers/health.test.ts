@@ -284,7 +284,9 @@ test('a leader that gets the report of another node first keeps the nodes that h
   say('node-1', problem('on1', { condition: 'dead', detail: 'x' }));
   await eventually(condition).toMatchObject({ reason: 'MountDead' });
   say('node-1');
-  await eventually(() => mountProblems.isConfirmed('node-1') && mountProblems.of(volume).length === 0).toBe(true);
+  await eventually(() => mountProblems.isConfirmed('node-1') && mountProblems.problemsOf(volume).length === 0).toBe(
+    true,
+  );
   await reconciledAgain();
   expect(await condition()).toMatchObject({ status: 'False' });
   say('node-2');

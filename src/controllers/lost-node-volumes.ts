@@ -10,7 +10,7 @@ import { isShared } from '#core/placement.ts';
 import type { ControllerContext } from './controller-context.ts';
 import { nodeReference } from './names.ts';
 
-const maxConcurrent = 8;
+const maxConcurrentPerStore = 8;
 const pageSize = 500;
 /** The label of ephemeral volumes (core/ephemeral.ts). */
 const ephemeralLabel = ownLabel('ephemeral');
@@ -35,7 +35,7 @@ export interface LostNodeVolumes {
    * Returns false if the machine is still alive and uses one, although Kubernetes says that the node is gone. The state of its pods is
    * unknown, so the volume stays until the machine is silent.
    */
-  deleteEphemeral(node: LostNode, machines: ReadonlySet<string>, scope: Scope): Promise<boolean>;
+  deleteEphemeral(node: LostNode, hosts: ReadonlySet<string>, scope: Scope): Promise<boolean>;
 }
 
 export function createLostNodeVolumes(
@@ -45,47 +45,48 @@ export function createLostNodeVolumes(
 ): LostNodeVolumes {
   async function deleteEphemeral(
     { name, isOwnUse, isStillLost }: LostNode,
-    gone: ReadonlySet<string>,
+    lostHosts: ReadonlySet<string>,
     scope: Scope,
   ): Promise<boolean> {
-    let isOver = true;
-    await eachByStore(volumesWith(core, { [ephemeralLabel]: 'true' }), async ({ id, instance }) => {
-      if (!gone.has(instance)) return;
-      const volume = await resolved(id, scope);
+    let isComplete = true;
+    await forEachByStore(recordedVolumes(core, { [ephemeralLabel]: 'true' }), async ({ id, instance }) => {
+      if (!lostHosts.has(instance)) return;
+      const volume = await resolveVolume(id, scope);
       if (volume === undefined) return;
       const uses = (await core.uses.of(volume, scope)) ?? [];
       // The use record says that the machine is another node, so the agent's word does not count.
-      if (uses.some((use) => gone.has(use.host) && !isOwnUse(use))) return;
-      if (uses.some((use) => !use.stale || !gone.has(use.host)) || !(await isStillLost())) {
-        isOver = false;
+      if (uses.some((use) => lostHosts.has(use.host) && !isOwnUse(use))) return;
+      if (uses.some((use) => !use.stale || !lostHosts.has(use.host)) || !(await isStillLost())) {
+        isComplete = false;
         return;
       }
       for (const { host } of uses) await breakUse(volume, host, name, scope);
       scope.log.info('deleting an ephemeral volume of a node that is gone', { volume: id, node: name });
       await core.deletions.delete(id, undefined, { ...scope, requestId: `node-loss:${id}` });
     });
-    return isOver;
+    return isComplete;
   }
 
   /** The volumes of this cluster: those with a PersistentVolume, and those that had one. */
   function clusterVolumes(): Iterable<Pick<Volume, 'id' | 'store'>> {
-    const own = new Map<string, Pick<Volume, 'id' | 'store'>>();
+    const volumes = new Map<string, Pick<Volume, 'id' | 'store'>>();
     for (const { spec } of caches.volumes.all()) {
       if (spec.csi?.driver !== fileDriver.name) continue;
       const handle = spec.csi.volumeHandle;
       const { id = handle as VolumeId, store = '' as StoreName } = core.catalogue.recorded(handle) ?? {};
-      own.set(id, { id, store });
+      volumes.set(id, { id, store });
     }
-    for (const volume of volumesWith(core, { [claimLabels.cluster]: core.instance })) own.set(volume.id, volume);
-    return own.values();
+    for (const volume of recordedVolumes(core, { [claimLabels.cluster]: core.instance }))
+      volumes.set(volume.id, volume);
+    return volumes.values();
   }
 
   async function release({ name, isOwnUse, isStillLost }: LostNode, scope: Scope): Promise<boolean> {
     let released = 0;
     let isBack = false;
     try {
-      await eachByStore(clusterVolumes(), async ({ id }) => {
-        const volume = isBack ? undefined : await resolved(id, scope);
+      await forEachByStore(clusterVolumes(), async ({ id }) => {
+        const volume = isBack ? undefined : await resolveVolume(id, scope);
         const uses = volume === undefined ? [] : ((await core.uses.of(volume, scope)) ?? []).filter(isOwnUse);
         for (const { host } of uses) {
           if (!(await isStillLost())) isBack = true;
@@ -95,12 +96,12 @@ export function createLostNodeVolumes(
         }
       });
     } finally {
-      if (released > 0) report(name, released, scope);
+      if (released > 0) reportReleased(name, released, scope);
     }
     return !isBack;
   }
 
-  function report(name: string, released: number, { log }: Scope): void {
+  function reportReleased(name: string, released: number, { log }: Scope): void {
     log.warn('a node is gone: released its volumes', { node: name, volumes: released });
     const note = `The node is gone: ${released} volumes that it used are free for other nodes.`;
     const about = { type: 'Normal', reason: 'VolumesReleased', action: 'Release', note } as const;
@@ -108,7 +109,7 @@ export function createLostNodeVolumes(
   }
 
   /** Undefined if the store has answered that the volume does not exist. */
-  async function resolved(id: VolumeId, scope: Scope): Promise<Volume | undefined> {
+  async function resolveVolume(id: VolumeId, scope: Scope): Promise<Volume | undefined> {
     try {
       return await core.catalogue.resolve(id, scope);
     } catch (thrown) {
@@ -130,17 +131,19 @@ export function createLostNodeVolumes(
 }
 
 /** With a concurrency limit for each store: a store that does not answer delays only its own volumes. */
-async function eachByStore<T extends Pick<Volume, 'store'>>(
+async function forEachByStore<T extends Pick<Volume, 'store'>>(
   volumes: Iterable<T>,
   work: (volume: T) => Promise<void>,
 ): Promise<void> {
   const groups = Map.groupBy(volumes, ({ store }) => store).values();
-  const settled = await Promise.allSettled(Array.from(groups, (those) => eachBounded(those, maxConcurrent, work)));
+  const settled = await Promise.allSettled(
+    Array.from(groups, (those) => eachBounded(those, maxConcurrentPerStore, work)),
+  );
   for (const one of settled) if (one.status === 'rejected') throw one.reason;
 }
 
 /** The recorded volumes on shared stores. */
-function* volumesWith({ stores, catalogue }: Core, labels: Labels): Generator<Volume, void, undefined> {
+function* recordedVolumes({ stores, catalogue }: Core, labels: Labels): Generator<Volume, void, undefined> {
   const shared = stores.list().flatMap(({ placement, config }) => (isShared(placement) ? config.name : []));
   const query = { stores: shared, labels, contains: undefined, limit: pageSize };
   for (let after: { readonly store: string; readonly name: string } | undefined; ; ) {

@@ -64,7 +64,12 @@ test('the metrics cover a working leader, and leave out what has not started', a
 test('calls to the API server are counted by result', async () => {
   const metrics = createControllerMetrics('1', () => false);
   const { access } = it.api;
-  using client = createKubeClient({ access, clock: systemClock(), userAgent: 'test', onResponse: metrics.request });
+  using client = createKubeClient({
+    access,
+    clock: systemClock(),
+    userAgent: 'test',
+    onResponse: metrics.countRequest,
+  });
   await client.get(namespaces, { name: 'none' }, signal).catch(() => undefined);
   await Array.fromAsync(client.list(nodes, {}, signal));
   const ending = new AbortController();

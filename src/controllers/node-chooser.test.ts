@@ -11,7 +11,7 @@ import { aLocalClaim, aLocalClass, counted, localClaims, moveStore } from '#test
 import { claims } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 import type { AgentRequest } from './agents.ts';
-import { selectedNode, storeIdentity } from './names.ts';
+import { selectedNodeAnnotation, storeIdentityAnnotation } from './names.ts';
 import { createNodeProvisioner } from './node-provisioner.ts';
 import { createNodeStores } from './node-stores.ts';
 import { createNodeVolumes } from './node-volumes.ts';
@@ -56,7 +56,7 @@ describe('a claim whose node the scheduler has chosen', () => {
     const [, two] = await twoNodes();
     it.api.put(paths.classes, aLocalClass());
     lead();
-    const before = (): string | undefined => it.parts.nodeStores.of('node-2')?.stores.get('disks')?.identity;
+    const before = (): string | undefined => it.parts.nodeStores.reportOf('node-2')?.stores.get('disks')?.identity;
     await eventually(before).not.toBe(undefined);
     await moveStore(two, 'elsewhere');
     if (asked > 0)
@@ -70,14 +70,14 @@ describe('a claim whose node the scheduler has chosen', () => {
     await eventually(wellMade).toEqual(['pvc-uid-of-data']);
     const now = two.server.core.stores.view('disks').store?.identity;
     expect(before()).not.toBe(now);
-    expect((await volumes())[0]?.metadata.annotations?.[storeIdentity]).toBe(now);
+    expect((await volumes())[0]?.metadata.annotations?.[storeIdentityAnnotation]).toBe(now);
     expect(it.agents.requests.filter((one) => one === 'node-2 GET /v1/stores/disks')).toHaveLength(asked);
   });
 
   test('gets the same volume from the next controller, even if the claim has changed', async () => {
     const [, two] = await twoNodes();
     const wanted = { claim: { namespace: 'shop', name: 'data', uid: 'u-1' }, store: 'disks', name: 'pvc-u-1' };
-    const more = { bytes: gib, enforce: false, access: 'filesystem', node: 'node-2', allowed: [] } as const;
+    const more = { bytes: gib, enforce: false, access: 'filesystem', node: 'node-2', allowedTopologies: [] } as const;
     const first = lead().local;
     await it.caches.stores.whenSynced(aCall().signal);
     const made = await first.create({ ...wanted, ...more, labels: {} }, aCall());
@@ -137,7 +137,7 @@ describe('a claim whose node the scheduler has chosen', () => {
     await eventually(() => it.parts.nodeStores.counts()).toMatchObject({ waiting: 0, running: 0, delayed: 2 });
     const before = asked();
     it.api.put(paths.claims, aLocalClaim('data', 'node-1'));
-    const annotation = async () => (await it.list(claims))[0]?.metadata.annotations?.[selectedNode];
+    const annotation = async () => (await it.list(claims))[0]?.metadata.annotations?.[selectedNodeAnnotation];
     await eventually(annotation).toBe(undefined);
     await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toMatch(why);
     // The free space that this node last reported would let it be chosen again.
@@ -156,7 +156,7 @@ describe('a claim whose node the scheduler has chosen', () => {
     await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toMatch(
       /agent of node 'node-1' is not connected/,
     );
-    expect((await it.list(claims))[0]?.metadata.annotations).toEqual({ [selectedNode]: 'node-1' });
+    expect((await it.list(claims))[0]?.metadata.annotations).toEqual({ [selectedNodeAnnotation]: 'node-1' });
     one.connect();
     await eventually(wellMade).toEqual(['pvc-uid-of-data']);
     expect(await counted(one, two)).toEqual([1, 0]);
@@ -374,7 +374,7 @@ describe('a claim that does not wait for a pod', () => {
       enforce: false,
       access: 'filesystem',
       node: undefined,
-      allowed: [],
+      allowedTopologies: [],
       labels: {},
     } as const;
     const making = provisioner.create({ ...wanted, ...more }, { ...aCall(), signal: ending.signal });

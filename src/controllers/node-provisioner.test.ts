@@ -178,7 +178,7 @@ describe('a volume of a node', () => {
     const [one] = await twoNodes();
     it.api.put(paths.classes, aLocalClass());
     lead();
-    await eventually(() => it.parts.nodeStores.of('node-1')?.stores.size).toBe(1);
+    await eventually(() => it.parts.nodeStores.reportOf('node-1')?.stores.size).toBe(1);
     await moveStore(one, 'elsewhere');
     it.api.put(paths.claims, aLocalClaim('data', 'node-1'));
     await eventually(wellMade).toEqual(['pvc-uid-of-data']);

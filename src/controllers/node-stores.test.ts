@@ -26,7 +26,7 @@ const answering =
     return { steps: [{ ok: true }], totalBytes: '4000', freeBytes: '2000' };
   };
 const seen = (node: string): unknown =>
-  [...(it.parts.nodeStores.of(node)?.stores.values() ?? [])].map(({ name, isOpen, freeBytes }) => [
+  [...(it.parts.nodeStores.reportOf(node)?.stores.values() ?? [])].map(({ name, isOpen, freeBytes }) => [
     name,
     isOpen,
     freeBytes,
@@ -56,7 +56,7 @@ test('nodes report their own stores: a hanging disk does not affect others, and 
   for (const bytes of [1500n, 500n, -1500n]) it.parts.nodeStores.addPending('node-1', 'disks', bytes);
   expect(it.parts.nodeStores.pendingBytes('node-1', 'disks')).toBe(500n);
   expect(it.parts.nodeStores.pendingBytes('node-1', 'bounded')).toBe(0n);
-  expect(it.parts.nodeStores.of('node-1')?.stores.get('disks')?.freeBytes).toBe(2000n);
+  expect(it.parts.nodeStores.reportOf('node-1')?.stores.get('disks')?.freeBytes).toBe(2000n);
   it.parts.nodeStores.add('node-1');
   await eventually(() => it.parts.nodeStores.pendingBytes('node-1', 'disks')).toBe(0n);
   it.agents.lose('node-1');
@@ -70,7 +70,7 @@ test('a new store is polled until the agent has it', async () => {
     answering(() => all),
   );
   it.start(({ nodeStores }) => nodeStores);
-  await eventually(() => it.parts.nodeStores.of('node-1')).not.toBe(undefined);
+  await eventually(() => it.parts.nodeStores.reportOf('node-1')).not.toBe(undefined);
   const before = asked();
   aStore('disks');
   await eventually(asked).toBeGreaterThan(before + 1);
@@ -87,7 +87,7 @@ test('reports about a store are dropped when its Store object moves it, and the 
     return answer(request);
   });
   it.start(({ nodeStores }) => nodeStores);
-  const view = () => it.parts.nodeStores.of('node-1')?.stores;
+  const view = () => it.parts.nodeStores.reportOf('node-1')?.stores;
   await eventually(() => view()?.get('disks')?.identity).toBe('before');
   const notified: unknown[] = [];
   it.parts.nodeStores.onChange(() => notified.push(view()?.get('disks')?.identity));
@@ -130,7 +130,7 @@ test('a poll without a change causes no notification', async () => {
     await look();
   }
   it.agents.lose('node-1');
-  await eventually(() => stores.of('node-1')).toBe(undefined);
+  await eventually(() => stores.reportOf('node-1')).toBe(undefined);
   expect(told).toEqual([
     ['node-1', undefined],
     ['node-1', 1],
@@ -158,7 +158,7 @@ test('an agent that lists more stores than any cluster has is refused', async ()
   );
   const stores = it.start(({ nodeStores }) => nodeStores);
   await eventually(() => stores.counts().retried).toBeGreaterThan(0);
-  expect(stores.of('node-1')).toBe(undefined);
+  expect(stores.reportOf('node-1')).toBe(undefined);
 });
 
 test('the problem text of an agent is truncated', async () => {
@@ -168,7 +168,7 @@ test('the problem text of an agent is truncated', async () => {
     path === '/v1/stores' ? { items: [listed('disks')] } : { steps: [{ ok: false, detail: long, action: long }] },
   );
   it.start(({ nodeStores }) => nodeStores);
-  await eventually(() => it.parts.nodeStores.of('node-1')?.stores.get('disks')?.problem?.length).toBe(1_024);
+  await eventually(() => it.parts.nodeStores.reportOf('node-1')?.stores.get('disks')?.problem?.length).toBe(1_024);
 });
 
 test('only a few stores of a node are checked concurrently', async () => {
@@ -184,6 +184,6 @@ test('only a few stores of a node are checked concurrently', async () => {
     return { steps: [{ ok: true }], totalBytes: '1', freeBytes: '1' };
   });
   it.start(({ nodeStores }) => nodeStores);
-  await eventually(() => it.parts.nodeStores.of('node-1')?.stores.size).toBe(12);
+  await eventually(() => it.parts.nodeStores.reportOf('node-1')?.stores.size).toBe(12);
   expect(most).toBe(4);
 });

@@ -8,18 +8,18 @@ import { volumeNameFor } from './names.ts';
 
 /** Throws for a class with invalid parameters. */
 export function parametersOf({ metadata: { name = '' }, parameters = {} }: StorageClass): VolumeParameters {
-  const read = readParameters(Object.entries(parameters), classParameters, {
+  const values = readParameters(Object.entries(parameters), classParameters, {
     unknown: (key) =>
       invalid(`class '${name}' has the unknown parameter ${quoted(key)}`, 'Allowed are: store, nameTemplate, enforce'),
     notBoolean: (value) => invalid(`class '${name}': ${quoted(value)} is not a value for enforce`, 'Use true or false'),
   });
-  const { nameTemplate } = read;
+  const { nameTemplate } = values;
   if (nameTemplate !== undefined && !isNameTemplate(nameTemplate))
     throw invalid(
       `class '${name}': ${quoted(nameTemplate)} is not a valid name template`,
       'Use {namespace}, {name}, {uid}, {label:KEY} and {annotation:KEY}, for example {namespace}-{name}',
     );
-  return read;
+  return values;
 }
 
 /** Throws for mountOptions that Stowage would not apply. The error does not name them: they may contain secrets. */

@@ -4,7 +4,7 @@ import { type AgentNode, anAgentNode } from '#testing/agent-nodes.ts';
 import { aClaim, aClass, controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
 import { aLocalClaim, aLocalClass, counted, localClaims } from '#testing/local-claims.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
-import { selectedNode } from './names.ts';
+import { selectedNodeAnnotation } from './names.ts';
 import { createNodeProvisioner } from './node-provisioner.ts';
 import { createNodeVolumes } from './node-volumes.ts';
 import { createProvisioning } from './provisioning.ts';
@@ -17,7 +17,7 @@ async function claimed(accessModes: readonly string[], volumeMode = 'Filesystem'
   const node = await anAgentNode(it, 'node-1');
   const kind = { provisioner: 'local.stowage.dev', parameters: { store: 'disks' } };
   it.api.put(paths.classes, aClass('fast', { ...kind, volumeBindingMode: 'WaitForFirstConsumer' }));
-  const chosen = { annotations: { [selectedNode]: 'node-1' } };
+  const chosen = { annotations: { [selectedNodeAnnotation]: 'node-1' } };
   it.api.put(paths.claims, aClaim('data', { accessModes, volumeMode }, chosen));
   it.start(() => it.parts.nodeStores);
   const volumes = it.start(createNodeVolumes);

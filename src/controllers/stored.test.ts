@@ -4,7 +4,7 @@ import { handlesOf } from '#core/volume-handles.ts';
 import { handleAndStoreOf, topologiesOf } from './handles.ts';
 import { volumeNameFor } from './names.ts';
 import { nameFor, parametersOf } from './parameters.ts';
-import { anyNode, nodesIn, textOf } from './unhealthy-nodes.ts';
+import { annotationOf, anyNode, nodesIn } from './unhealthy-nodes.ts';
 
 // Clusters have objects with these values. Most of them are immutable.
 
@@ -35,7 +35,7 @@ test('a StorageClass keeps its parameters: store, enforce and nameTemplate', () 
 });
 
 test('a new leader reads the unhealthy nodes that an older leader wrote', () => {
-  expect(textOf(['node-1', 'node-2'])).toBe('node-1 node-2');
+  expect(annotationOf(['node-1', 'node-2'])).toBe('node-1 node-2');
   expect(nodesIn('node-1 node-2')).toEqual(['node-1', 'node-2']);
   expect(nodesIn('*')).toEqual(anyNode);
 });

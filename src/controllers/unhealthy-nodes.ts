@@ -9,7 +9,7 @@ import type { MountProblems } from './mount-problems.ts';
 export type UnhealthyNodes = readonly string[];
 
 /** More names might not fit on the object: then every node on which an agent was ever registered counts. */
-const maxNames = 500;
+const maxRecordedNodes = 500;
 const everyNode = '*';
 /** For an object that is unhealthy and has no names: an earlier version wrote them only into the message. */
 export const anyNode: UnhealthyNodes = [everyNode];
@@ -22,7 +22,7 @@ export interface KnownNodes {
 /** What to keep: the nodes with a problem now, and those that had one before and have not reported since. */
 export function nodesToKeep(now: Iterable<string>, before: UnhealthyNodes, known: KnownNodes): UnhealthyNodes {
   const all = [...new Set([...now, ...nodesNotReported(before, known)])].sort();
-  return all.length > maxNames ? [everyNode] : all;
+  return all.length > maxRecordedNodes ? [everyNode] : all;
 }
 
 /** The nodes that are still in the cluster, and whose agents have not reported to this leader. */
@@ -35,6 +35,6 @@ export function nodesNotReported(before: UnhealthyNodes, { mountProblems, caches
 }
 
 /** As it is written in an annotation. */
-export const textOf = (nodes: UnhealthyNodes): string => nodes.join(' ');
+export const annotationOf = (nodes: UnhealthyNodes): string => nodes.join(' ');
 /** Of an object that is unhealthy. */
 export const nodesIn = (text: string | undefined): UnhealthyNodes => text?.split(' ').filter(Boolean) ?? anyNode;

@@ -119,7 +119,7 @@ describe('a Store object of an unknown kind', () => {
 });
 
 describe('an agent', () => {
-  const listed = (node: string): readonly string[] => [...(it.parts.nodeStores.of(node)?.stores.keys() ?? [])];
+  const listed = (node: string): readonly string[] => [...(it.parts.nodeStores.reportOf(node)?.stores.keys() ?? [])];
 
   test('cannot claim a store of an unknown kind as its own', async () => {
     putUnknown('odd');
@@ -145,7 +145,7 @@ describe('an agent', () => {
     connectAgent('node-1');
     const stores = it.start(() => createNodeStores({ ...it.parts, clock }));
     await whenSynced();
-    await eventually(() => stores.of('node-1')).toBeDefined();
+    await eventually(() => stores.reportOf('node-1')).toBeDefined();
     await eventually(() => stores.counts()).toMatchObject({ waiting: 0, running: 0 });
     const before = it.agents.requests.length;
     clock.advance(5_000);
@@ -193,5 +193,5 @@ const wanted = (store: string | undefined): VolumeRequest => ({
   access: 'filesystem',
   labels: {},
   node: undefined,
-  allowed: [],
+  allowedTopologies: [],
 });

@@ -8,7 +8,7 @@ import { beforeEach, onTestFinished } from 'vitest';
 import { type Clock, systemClock } from '#base/clock.ts';
 import { type Scope, silentLog } from '#base/log.ts';
 import { createAgentReviews } from '#cluster/auth/agent-reviews.ts';
-import { type Credential, makeCredential } from '#cluster/leader/certificate.ts';
+import { type Credential, createCredential } from '#cluster/leader/certificate.ts';
 import { audiences, leaderObjectNames, serverNames } from '#cluster/names.ts';
 import { createAgentAdmission } from '#cluster/server/agent-admission.ts';
 import { createTlsServer, type RequestHandler, type TlsServer } from '#cluster/server/tls-server.ts';
@@ -78,8 +78,8 @@ export function leaderServers(): LeaderServers {
     const reviews = createAgentReviews(it.client, systemClock());
     const about = { reviews, agents, namespace: testNamespace, clock, log, signal: ending.signal };
     const tlsServer = createTlsServer({ clock, onUpgrade: createAgentAdmission(about), onRequest: handle });
-    const credential = makeCredential(serverNames(testNamespace), Date.now());
-    tlsServer.use(credential);
+    const credential = createCredential(serverNames(testNamespace), Date.now());
+    tlsServer.setCredential(credential);
     tlsServer.server.listen(0, '127.0.0.1');
     await once(tlsServer.server, 'listening');
     onTestFinished(async () => {

@@ -2,7 +2,7 @@ import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { createDeleting } from '#controllers/deleting.ts';
 import type { Controller } from '#controllers/machinery/controller.ts';
-import { selectedNode } from '#controllers/names.ts';
+import { selectedNodeAnnotation } from '#controllers/names.ts';
 import { createNodeProvisioner } from '#controllers/node-provisioner.ts';
 import { createNodeVolumes } from '#controllers/node-volumes.ts';
 import type { Provisioner } from '#controllers/provisioner.ts';
@@ -65,7 +65,7 @@ export const aLocalClass = (more: object = { volumeBindingMode: 'WaitForFirstCon
 
 /** A claim, with the node that the scheduler chose, if there is one. */
 export const aLocalClaim = (name: string, node?: string): AnyObject =>
-  aClaim(name, {}, node === undefined ? {} : { annotations: { [selectedNode]: node } });
+  aClaim(name, {}, node === undefined ? {} : { annotations: { [selectedNodeAnnotation]: node } });
 
 /** Moves the store of that name to another folder. */
 export async function moveStore({ server }: AgentNode, folder: string): Promise<void> {

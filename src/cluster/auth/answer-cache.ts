@@ -3,29 +3,29 @@ import type { Clock } from '#base/clock.ts';
 /** Caches answers for a while. */
 export interface AnswerCache<T> {
   /** Concurrent callers share one request. If it fails, only the first caller gets the error; the others ask again. */
-  of(key: string, ask: () => Promise<T>): Promise<T>;
+  get(key: string, ask: () => Promise<T>): Promise<T>;
 }
 
 export interface AnswerCacheOptions {
   readonly clock: Clock;
   /** How long an answer is valid, from the start of the request. */
-  readonly ms: number;
+  readonly ttlMs: number;
   readonly maxEntries: number;
 }
 
-export function createAnswerCache<T>({ clock, ms, maxEntries: most }: AnswerCacheOptions): AnswerCache<T> {
+export function createAnswerCache<T>({ clock, ttlMs, maxEntries }: AnswerCacheOptions): AnswerCache<T> {
   const known = new Map<string, { readonly answer: Promise<T>; readonly until: number }>();
 
   function makeRoom(): void {
     // Evict the oldest: all entries have the same lifetime.
     for (const oldest of known.keys()) {
-      if (known.size < most) break;
+      if (known.size < maxEntries) break;
       known.delete(oldest);
     }
   }
 
   return {
-    of: async (key, ask) => {
+    get: async (key, ask) => {
       const found = known.get(key);
       if (found !== undefined && clock.elapsed() < found.until) {
         try {
@@ -36,7 +36,7 @@ export function createAnswerCache<T>({ clock, ms, maxEntries: most }: AnswerCach
       }
       known.delete(key);
       makeRoom();
-      const entry = { answer: ask(), until: clock.elapsed() + ms };
+      const entry = { answer: ask(), until: clock.elapsed() + ttlMs };
       known.set(key, entry);
       try {
         return await entry.answer;

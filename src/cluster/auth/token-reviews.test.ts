@@ -33,7 +33,7 @@ beforeEach(async () => {
 function reviews(rememberMs = 0): TokenReviews {
   const client = createKubeClient({ access: api.access, clock, userAgent: 'test' });
   onTestFinished(() => client[Symbol.dispose]());
-  return createTokenReviews({ client, clock, audience, rememberMs });
+  return createTokenReviews({ client, clock, audience, cacheMs: rememberMs });
 }
 
 describe('a token', () => {
@@ -102,7 +102,7 @@ describe('with service accounts only, a token', () => {
   const accounts = (): TokenReviews => {
     const client = createKubeClient({ access: api.access, clock, userAgent: 'test' });
     onTestFinished(() => client[Symbol.dispose]());
-    return createTokenReviews({ client, clock, audience, accountsOnly: true });
+    return createTokenReviews({ client, clock, audience, serviceAccountsOnly: true });
   };
 
   test.each<[string, () => string]>([

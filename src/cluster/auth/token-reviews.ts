@@ -26,9 +26,9 @@ export interface TokenReviewsOptions {
    * How long to cache a positive answer; zero: never. The API server itself caches positive answers for ten seconds, so a revoked token is
    * refused no later with a cache of up to that time. Refusals are not cached.
    */
-  readonly rememberMs?: number;
+  readonly cacheMs?: number;
   /** Only tokens of service accounts are expected: a token that cannot be one, by its claims, is refused without a review. */
-  readonly accountsOnly?: boolean;
+  readonly serviceAccountsOnly?: boolean;
 }
 
 export interface TokenReviews {
@@ -39,13 +39,13 @@ export interface TokenReviews {
   review(token: string | undefined, scope: Scope, from?: string): Promise<ReviewedUser>;
 }
 
-const callMs = 10_000;
+const reviewTimeoutMs = 10_000;
 /** The limit of concurrent reviews: everybody who can reach the server can cause one. */
-const maxConcurrent = 16;
+const maxConcurrentReviews = 16;
 /** The limits of waiting reviews, in total and for one address, and of cached answers. */
-const maxWaiting = 256;
+const maxWaitingReviews = 256;
 const maxWaitingPerAddress = 16;
-const maxRemembered = 1_000;
+const maxCachedAnswers = 1_000;
 /** The form of a token. Those of Kubernetes have about 1,200 characters. */
 const tokenPattern = /^[!-~]{1,8192}$/;
 
@@ -53,14 +53,14 @@ const tokenPattern = /^[!-~]{1,8192}$/;
 export const bearerOf = (header: string | undefined): string | undefined => /^Bearer +(\S+)$/i.exec(header ?? '')?.[1];
 
 export function createTokenReviews(options: TokenReviewsOptions): TokenReviews {
-  const { client, clock, audience, rememberMs = 0, accountsOnly = false } = options;
-  const remembered = createAnswerCache<ReviewedUser>({ clock, ms: rememberMs, maxEntries: maxRemembered });
-  const limiter = createLimiter(maxConcurrent);
+  const { client, clock, audience, cacheMs = 0, serviceAccountsOnly = false } = options;
+  const cachedReviews = createAnswerCache<ReviewedUser>({ clock, ttlMs: cacheMs, maxEntries: maxCachedAnswers });
+  const limiter = createLimiter(maxConcurrentReviews);
   const waitingFrom = new Map<string, number>();
   let waiting = 0;
 
-  async function ask(token: string, scope: Scope): Promise<ReviewedUser> {
-    using limit = clock.deadline(callMs, scope.signal);
+  async function requestReview(token: string, scope: Scope): Promise<ReviewedUser> {
+    using limit = clock.deadline(reviewTimeoutMs, scope.signal);
     const spec = { token, audiences: [audience] };
     const { status } = await client
       .create(tokenReviews, { metadata: {}, spec }, limit.signal)
@@ -72,18 +72,18 @@ export function createTokenReviews(options: TokenReviewsOptions): TokenReviews {
     const { username = '', uid = '', groups = [], extra = {} } = status?.user ?? {};
     // An API server that does not support audiences does not check them, and returns none.
     if (status?.authenticated !== true || status.audiences?.includes(audience) !== true || username === '')
-      throw refused(audience);
+      throw tokenRefused(audience);
     return { username, uid, groups, extra };
   }
 
-  async function askLimited(token: string, scope: Scope, from: string | undefined): Promise<ReviewedUser> {
-    const others = from === undefined ? 0 : (waitingFrom.get(from) ?? 0);
-    if (waiting >= maxWaiting || others >= maxWaitingPerAddress)
+  async function requestReviewLimited(token: string, scope: Scope, from: string | undefined): Promise<ReviewedUser> {
+    const waitingBefore = from === undefined ? 0 : (waitingFrom.get(from) ?? 0);
+    if (waiting >= maxWaitingReviews || waitingBefore >= maxWaitingPerAddress)
       throw reviewFailed(new Error('too many tokens are being reviewed'));
     waiting++;
-    if (from !== undefined) waitingFrom.set(from, others + 1);
+    if (from !== undefined) waitingFrom.set(from, waitingBefore + 1);
     try {
-      return await limiter.run(() => ask(token, scope));
+      return await limiter.run(() => requestReview(token, scope));
     } finally {
       waiting--;
       if (from !== undefined) stopWaiting(from);
@@ -98,18 +98,18 @@ export function createTokenReviews(options: TokenReviewsOptions): TokenReviews {
 
   return {
     review: async (token, scope, from) => {
-      if (token === undefined) throw missing(audience);
-      if (!tokenPattern.test(token)) throw refused(audience);
-      if (accountsOnly && !mayBeTokenFor(token, audience, clock.now())) throw refused(audience);
-      if (rememberMs === 0) return await askLimited(token, scope, from);
+      if (token === undefined) throw tokenMissing(audience);
+      if (!tokenPattern.test(token)) throw tokenRefused(audience);
+      if (serviceAccountsOnly && !mayBeTokenFor(token, audience, clock.now())) throw tokenRefused(audience);
+      if (cacheMs === 0) return await requestReviewLimited(token, scope, from);
       // A hash, so that the token does not stay in memory.
       const key = createHash('sha256').update(token).digest('base64');
-      return await remembered.of(key, () => askLimited(token, scope, from));
+      return await cachedReviews.get(key, () => requestReviewLimited(token, scope, from));
     },
   };
 }
 
-const nodeName = 'authentication.kubernetes.io/node-name';
+const nodeNameKey = 'authentication.kubernetes.io/node-name';
 
 /** The node of an agent. It comes only from the agent's token, which is bound to its pod. */
 export function nodeOfAgent({ username, extra }: ReviewedUser, namespace: string): string {
@@ -121,7 +121,7 @@ export function nodeOfAgent({ username, extra }: ReviewedUser, namespace: string
       action: `Agents run as ${account}: see the DaemonSet of the chart.`,
     });
   }
-  const [node, ...more] = extra[nodeName] ?? [];
+  const [node, ...more] = extra[nodeNameKey] ?? [];
   if (node !== undefined && node !== '' && more.length === 0) return node;
   throw new StowageError("the token does not say on which node its agent's pod is", {
     code: 'denied',
@@ -132,14 +132,14 @@ export function nodeOfAgent({ username, extra }: ReviewedUser, namespace: string
   });
 }
 
-const missing = (audience: string): StowageError =>
+const tokenMissing = (audience: string): StowageError =>
   new StowageError('a bearer token is required here', {
     code: 'unauthenticated',
     reason: 'token-missing',
     action: `Send a token of Kubernetes for the audience ${audience}.`,
   });
 
-const refused = (audience: string): StowageError =>
+const tokenRefused = (audience: string): StowageError =>
   new StowageError('Kubernetes does not accept the token', {
     code: 'unauthenticated',
     reason: 'token-refused',

@@ -6,7 +6,7 @@ import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { createTokenReviews } from './token-reviews.ts';
-import { type AccessRequest, createUserAccess, rememberMs, type UserAccess } from './user-access.ts';
+import { type AccessRequest, accessCacheMs, createUserAccess, type UserAccess } from './user-access.ts';
 
 let api: FakeKubeApi;
 let access: UserAccess;
@@ -42,7 +42,7 @@ beforeEach(async () => {
   clock = createFakeClock();
   const client = createKubeClient({ access: api.access, clock, userAgent: 'test' });
   onTestFinished(() => client[Symbol.dispose]());
-  const reviews = createTokenReviews({ client, clock, audience: 'stowage.dev', rememberMs });
+  const reviews = createTokenReviews({ client, clock, audience: 'stowage.dev', cacheMs: accessCacheMs });
   const log = { ...silentLog(), warn: (message: string) => void warned.push(message) };
   access = createUserAccess({ client, clock, reviews, log });
 });
@@ -150,10 +150,10 @@ test('answers are cached for a while, each for its question; then Kubernetes is 
   may = () => false;
   isAuthenticated = true;
   expect(await admit()).toMatchObject({ role: 'user' });
-  clock.advance(rememberMs);
+  clock.advance(accessCacheMs);
   expect(await refusal(admit())).toMatchObject({ code: 'denied' });
   isAuthenticated = false;
-  clock.advance(rememberMs);
+  clock.advance(accessCacheMs);
   expect(await refusal(admit())).toMatchObject({ code: 'unauthenticated', reason: 'token-refused' });
 });
 

@@ -9,7 +9,7 @@ import { connect, createServer } from 'node:tls';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { serverNames } from '../names.ts';
-import { type Credential, makeCredential, readCredential } from './certificate.ts';
+import { type Credential, createCredential, readCredential } from './certificate.ts';
 
 const names = serverNames('stowage-system');
 const now = Date.UTC(2026, 10, 16, 12, 0, 0);
@@ -36,7 +36,7 @@ async function connectError(
 
 describe('a new certificate', () => {
   test('is valid for the Service’s names, self-signed, and not a CA', () => {
-    const made = new X509Certificate(makeCredential(names, now).cert);
+    const made = new X509Certificate(createCredential(names, now).cert);
     expect(made.subjectAltName).toBe(
       'DNS:stowage.stowage-system.svc, DNS:stowage.stowage-system.svc.cluster.local, DNS:stowage',
     );
@@ -50,13 +50,16 @@ describe('a new certificate', () => {
   });
 
   test('differs each time, with a positive serial number', () => {
-    const numbers = Array.from({ length: 50 }, () => new X509Certificate(makeCredential(names, now).cert).serialNumber);
+    const numbers = Array.from(
+      { length: 50 },
+      () => new X509Certificate(createCredential(names, now).cert).serialNumber,
+    );
     expect(new Set(numbers).size).toBe(50);
     for (const number of numbers) expect(number).toMatch(/^[4-7][0-9A-F]{31}$/);
   });
 
   test('can expire after 2049', () => {
-    const made = new X509Certificate(makeCredential(names, Date.UTC(2049, 6, 1)).cert);
+    const made = new X509Certificate(createCredential(names, Date.UTC(2049, 6, 1)).cert);
     expect(made.validToDate.toISOString()).toBe('2050-07-01T00:00:00.000Z');
     expect(made.validFromDate.toISOString()).toBe('2049-06-30T00:00:00.000Z');
   });
@@ -65,13 +68,13 @@ describe('a new certificate', () => {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-cert-'));
     onTestFinished(() => rmSync(folder, { recursive: true }));
     const path = join(folder, 'cert');
-    writeFileSync(path, makeCredential(names, Date.now()).cert);
+    writeFileSync(path, createCredential(names, Date.now()).cert);
     const verify = ['verify', '-partial_chain', '-purpose', 'sslserver', '-verify_hostname', names[0], '-CAfile', path];
     expect(execFileSync('openssl', [...verify, path], { encoding: 'utf8' })).toBe(`${path}: OK\n`);
   });
 
   test('is accepted by a TLS client that trusts it, for its names, and by no other', async () => {
-    const [own, other] = [makeCredential(names, Date.now()), makeCredential(names, Date.now())];
+    const [own, other] = [createCredential(names, Date.now()), createCredential(names, Date.now())];
     for (const servername of names) expect(await connectError(own, { ca: own.cert, servername })).toBe('');
     expect(await connectError(own, { ca: own.cert, servername: 'stowage.default.svc' })).toBe(
       'ERR_TLS_CERT_ALTNAME_INVALID',
@@ -79,16 +82,16 @@ describe('a new certificate', () => {
     expect(await connectError(own, { ca: other.cert, servername: names[0] })).toMatch(
       /SELF_SIGNED|SIGNATURE_FAILURE|UNABLE/,
     );
-    const late = makeCredential(names, Date.now() - 400 * day);
+    const late = createCredential(names, Date.now() - 400 * day);
     expect(await connectError(late, { ca: late.cert, servername: names[0] })).toBe('CERT_HAS_EXPIRED');
   });
 });
 
 describe('a stored certificate', () => {
   test('is due for renewal when two thirds of its lifetime are over', () => {
-    const { cert, key } = makeCredential(names, now);
+    const { cert, key } = createCredential(names, now);
     const kept = readCredential(cert, key);
-    expect(kept.endsAt).toBe(now + 365 * day);
+    expect(kept.expiresAt).toBe(now + 365 * day);
     expect(kept.renewAt).toBe(now - day + (366 * day * 2) / 3);
     expect([kept.isFor(names[0]), kept.isFor('other.svc')]).toEqual([true, false]);
   });
@@ -97,9 +100,9 @@ describe('a stored certificate', () => {
     ['no certificate', ({ key }) => ['', key]],
     ['a truncated certificate', ({ cert, key }) => [cert.slice(0, 300), key]],
     ['no key', ({ cert }) => [cert, '']],
-    ['the key of another certificate', ({ cert }) => [cert, makeCredential(names, now).key]],
-    ['a certificate as its key', ({ cert }) => [cert, makeCredential(names, now).cert]],
+    ['the key of another certificate', ({ cert }) => [cert, createCredential(names, now).key]],
+    ['a certificate as its key', ({ cert }) => [cert, createCredential(names, now).cert]],
   ])('with %s is refused', (_, broken) => {
-    expect(() => readCredential(...broken(makeCredential(names, now)))).toThrow(Error);
+    expect(() => readCredential(...broken(createCredential(names, now)))).toThrow(Error);
   });
 });

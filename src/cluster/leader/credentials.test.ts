@@ -8,7 +8,7 @@ import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { configMaps, secrets } from '#wire/kube/resources.ts';
 import type { Secret } from '#wire/kube/types.ts';
 import { serverNames } from '../names.ts';
-import { type Credential, makeCredential } from './certificate.ts';
+import { type Credential, createCredential } from './certificate.ts';
 import { maintainCredentials } from './credentials.ts';
 
 const namespace = 'stowage-system';
@@ -39,7 +39,7 @@ interface Keeper {
 function start({ clock = systemClock(), secret }: { clock?: Clock; secret?: string } = {}): Keeper {
   const used: Credential[] = [];
   const end = new AbortController();
-  const options = { client, clock, namespace, secret, use: (one: Credential) => void used.push(one) };
+  const options = { client, clock, namespace, secret, applyCredential: (one: Credential) => void used.push(one) };
   const running = maintainCredentials(options, { signal: end.signal, log: silentLog() });
   const stop = (): Promise<void> => {
     end.abort();
@@ -112,7 +112,7 @@ describe('the certificate of the leader', () => {
 
   test.each<[string, () => object]>([
     ['does not parse', () => ({ type: 'kubernetes.io/tls', data: { 'tls.crt': 'AAAA', 'tls.key': 'AAAA' } })],
-    ['is for other names', () => ({ type: 'kubernetes.io/tls', data: secretOf(makeCredential(['a'], Date.now())) })],
+    ['is for other names', () => ({ type: 'kubernetes.io/tls', data: secretOf(createCredential(['a'], Date.now())) })],
     ['is of another type', () => ({ type: 'Opaque', data: {} })],
   ])('is recreated when the stored one %s', async (_, found) => {
     api.put(paths.secrets, { metadata: { name: 'stowage-tls' }, ...found() });
@@ -145,7 +145,7 @@ describe('the certificate of the leader', () => {
 
 describe('a certificate that another program maintains', () => {
   test('is used, never written, and reloaded when it changes', async () => {
-    const [one, two] = [makeCredential(names, Date.now()), makeCredential(names, Date.now())];
+    const [one, two] = [createCredential(names, Date.now()), createCredential(names, Date.now())];
     const keeper = start({ secret: 'from-cert-manager' });
     const put = (data: Secret['data']) =>
       api.put(paths.secrets, { metadata: { name: 'from-cert-manager' }, type: 'kubernetes.io/tls', data });
@@ -159,9 +159,9 @@ describe('a certificate that another program maintains', () => {
     expect(await published()).toBe('those who signed it');
     // An invalid certificate does not replace a valid one.
     put({ 'tls.crt': 'AAAA', 'tls.key': 'AAAA' });
-    put(secretOf(makeCredential(['another'], Date.now())));
-    put(secretOf(makeCredential(names, Date.now() - 400 * day)));
-    const last = makeCredential(names, Date.now());
+    put(secretOf(createCredential(['another'], Date.now())));
+    put(secretOf(createCredential(names, Date.now() - 400 * day)));
+    const last = createCredential(names, Date.now());
     put(secretOf(last));
     await eventually(() => keeper.used.map(({ cert }) => cert)).toEqual([one.cert, two.cert, last.cert]);
     expect(changes().filter((one) => one.includes('/secrets'))).toEqual([]);

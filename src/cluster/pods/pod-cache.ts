@@ -13,7 +13,7 @@ export interface RequestedPod {
 /** Caches the leader's answers about pods. An answer never changes for the same pod uid. */
 export interface PodCache {
   /** Undefined if the leader cannot be reached, or another pod has the name. Concurrent callers share one request. */
-  of(pod: RequestedPod, signal: AbortSignal): Promise<PodAnswer | undefined>;
+  get(pod: RequestedPod, signal: AbortSignal): Promise<PodAnswer | undefined>;
   /** Stops asking this leader for a while. */
   markUnreachable(leader: LeaderAddress): void;
   /** The leader answers again. */
@@ -31,17 +31,17 @@ export interface PodCacheOptions {
 
 /** More than the pods of a node. */
 const maxPods = 1_000;
-const unreachableMs = 10_000;
+const retryUnreachableMs = 10_000;
 
 const addressOf = ({ host, port }: LeaderAddress): string => JSON.stringify([host, port]);
 
 export function createPodCache({ clock, log, leader, ask }: PodCacheOptions): PodCache {
   const known = new Map<string, PodAnswer>();
-  const asking = new Map<string, Promise<PodAnswer | undefined>>();
-  let silent = { address: '', until: 0 };
+  const inFlight = new Map<string, Promise<PodAnswer | undefined>>();
+  let unreachable = { address: '', until: 0 };
 
-  function unreached(to: LeaderAddress): void {
-    silent = { address: addressOf(to), until: clock.elapsed() + unreachableMs };
+  function markUnreachable(to: LeaderAddress): void {
+    unreachable = { address: addressOf(to), until: clock.elapsed() + retryUnreachableMs };
   }
 
   function remember(answer: PodAnswer): void {
@@ -53,7 +53,7 @@ export function createPodCache({ clock, log, leader, ask }: PodCacheOptions): Po
     known.set(answer.uid, answer);
   }
 
-  async function asked(to: LeaderAddress, pod: RequestedPod): Promise<PodAnswer | undefined> {
+  async function requestAnswer(to: LeaderAddress, pod: RequestedPod): Promise<PodAnswer | undefined> {
     try {
       const answer = await ask(to, pod);
       // The answer is about another pod of the same name.
@@ -61,28 +61,28 @@ export function createPodCache({ clock, log, leader, ask }: PodCacheOptions): Po
       remember(answer);
       return answer;
     } catch (error) {
-      if (!(error instanceof Refusal)) unreached(to);
+      if (!(error instanceof Refusal)) markUnreachable(to);
       log.info('could not ask the controller about a pod', { namespace: pod.namespace, name: pod.name, error });
       return undefined;
     } finally {
-      asking.delete(pod.uid);
+      inFlight.delete(pod.uid);
     }
   }
 
-  function answerFor(pod: RequestedPod): Promise<PodAnswer | undefined> | undefined {
-    const to = leader();
-    if (to === undefined) return undefined;
-    if (silent.address === addressOf(to) && clock.elapsed() < silent.until) return undefined;
-    const request = asked(to, pod);
-    asking.set(pod.uid, request);
+  function startRequest(pod: RequestedPod): Promise<PodAnswer | undefined> | undefined {
+    const address = leader();
+    if (address === undefined) return undefined;
+    if (unreachable.address === addressOf(address) && clock.elapsed() < unreachable.until) return undefined;
+    const request = requestAnswer(address, pod);
+    inFlight.set(pod.uid, request);
     return request;
   }
 
   return {
-    of: async (pod, signal) => {
+    get: async (pod, signal) => {
       const found = known.get(pod.uid);
       if (found !== undefined) return found;
-      const answer = asking.get(pod.uid) ?? answerFor(pod);
+      const answer = inFlight.get(pod.uid) ?? startRequest(pod);
       if (answer === undefined) return undefined;
       const gone = new AbortController();
       const either = AbortSignal.any([signal, gone.signal]);
@@ -94,9 +94,9 @@ export function createPodCache({ clock, log, leader, ask }: PodCacheOptions): Po
         gone.abort();
       }
     },
-    markUnreachable: unreached,
+    markUnreachable,
     markReachable: () => {
-      silent = { address: '', until: 0 };
+      unreachable = { address: '', until: 0 };
     },
   };
 }

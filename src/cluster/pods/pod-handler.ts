@@ -36,9 +36,9 @@ const answerMs = 5_000;
 export function createPodHandler(options: PodHandlerOptions, next: RequestHandler): RequestHandler {
   const { client, clock, log, reviews, namespace } = options;
 
-  async function podOf(wanted: PodPath, signal: AbortSignal): Promise<Pod | undefined> {
+  async function readPod(podName: PodPath, signal: AbortSignal): Promise<Pod | undefined> {
     try {
-      return await client.get(pods, { namespace: wanted.namespace, name: wanted.name }, signal);
+      return await client.get(pods, { namespace: podName.namespace, name: podName.name }, signal);
     } catch (thrown) {
       if (reasonOf(thrown) === 'NotFound') return undefined;
       log.warn('the controller could not ask Kubernetes about a pod', { error: thrown });
@@ -46,16 +46,16 @@ export function createPodHandler(options: PodHandlerOptions, next: RequestHandle
     }
   }
 
-  async function answer(request: IncomingMessage, response: ServerResponse, wanted: PodPath): Promise<void> {
+  async function answerRequest(request: IncomingMessage, response: ServerResponse, podName: PodPath): Promise<void> {
     using limit = clock.deadline(answerMs, options.signal);
     try {
       const scope = { signal: limit.signal, log };
       const { headers, socket } = request;
       const reviewed = await reviews.review(bearerOf(headers.authorization), scope, socket.remoteAddress ?? '');
       const node = nodeOfAgent(reviewed, namespace);
-      const pod = await podOf(wanted, limit.signal);
+      const pod = await readPod(podName, limit.signal);
       // Do not reveal whether the pod exists on another node.
-      if (pod === undefined || pod.spec?.nodeName !== node) throw podUnknown(wanted);
+      if (pod === undefined || pod.spec?.nodeName !== node) throw podUnknown(podName);
       const podAnswer: PodAnswer = { uid: pod.metadata.uid ?? '', hostUsers: pod.spec.hostUsers !== false };
       response.writeHead(200, { 'content-type': 'application/json', 'cache-control': 'no-store' });
       response.end(JSON.stringify(podAnswer));
@@ -65,9 +65,9 @@ export function createPodHandler(options: PodHandlerOptions, next: RequestHandle
   }
 
   return (request, response) => {
-    const wanted = request.method === 'GET' ? podPathIn(request.url ?? '') : undefined;
-    if (wanted === undefined) next(request, response);
-    else void answer(request, response, wanted);
+    const podName = request.method === 'GET' ? podPathIn(request.url ?? '') : undefined;
+    if (podName === undefined) next(request, response);
+    else void answerRequest(request, response, podName);
   };
 }
 

@@ -22,24 +22,24 @@ const answerMs = 5_000;
 export async function locatePod(
   client: KubeClient,
   clock: Clock,
-  named: PodName,
+  podName: PodName,
   scope: Scope,
 ): Promise<PodLocation | undefined> {
-  const pod = await podOf(client, clock, named, scope);
+  const pod = await readPod(client, clock, podName, scope);
   if (pod === undefined) return undefined;
   const { nodeName: node, hostNetwork = false } = pod.spec ?? {};
   const { phase, podIP: address } = pod.status ?? {};
-  if (phase === 'Succeeded' || phase === 'Failed') throw ended(named);
+  if (phase === 'Succeeded' || phase === 'Failed') throw podEnded(podName);
   // Its network may be gone at any moment, and its address may belong to another pod then.
-  if (pod.metadata.deletionTimestamp !== undefined) throw ending(named);
-  if (node === undefined || address === undefined || address === '') throw notYet(named);
+  if (pod.metadata.deletionTimestamp !== undefined) throw podEnding(podName);
+  if (node === undefined || address === undefined || address === '') throw podWithoutAddress(podName);
   return { uid: pod.metadata.uid ?? '', node, address, hostNetwork };
 }
 
-async function podOf(client: KubeClient, clock: Clock, named: PodName, scope: Scope): Promise<Pod | undefined> {
+async function readPod(client: KubeClient, clock: Clock, podName: PodName, scope: Scope): Promise<Pod | undefined> {
   using limit = clock.deadline(answerMs, scope.signal);
   try {
-    return await client.get(pods, named, limit.signal);
+    return await client.get(pods, podName, limit.signal);
   } catch (cause) {
     scope.signal.throwIfAborted();
     if (reasonOf(cause) === 'NotFound') return undefined;
@@ -48,21 +48,21 @@ async function podOf(client: KubeClient, clock: Clock, named: PodName, scope: Sc
   }
 }
 
-const notYet = ({ namespace, name }: PodName): StowageError =>
+const podWithoutAddress = ({ namespace, name }: PodName): StowageError =>
   new StowageError(`pod '${namespace}/${name}' has no network address yet`, {
     code: 'conflict',
     reason: 'pod-without-address',
     action: `Wait until it runs, or find out why it does not: kubectl describe pod ${name} --namespace ${namespace}`,
   });
 
-const ended = ({ namespace, name }: PodName): StowageError =>
+const podEnded = ({ namespace, name }: PodName): StowageError =>
   new StowageError(`pod '${namespace}/${name}' has ended and no longer has a network`, {
     code: 'conflict',
     reason: 'pod-ended',
     action: 'Name a running pod.',
   });
 
-const ending = ({ namespace, name }: PodName): StowageError =>
+const podEnding = ({ namespace, name }: PodName): StowageError =>
   new StowageError(`pod '${namespace}/${name}' is being deleted`, {
     code: 'conflict',
     reason: 'pod-ending',

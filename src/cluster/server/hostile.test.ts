@@ -9,7 +9,7 @@ import { systemClock } from '#base/clock.ts';
 import { eventually } from '#testing/controller-fixture.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { agentToken, leaderServers, type OpenedServer, scopeOf, testNamespace } from '#testing/leader-servers.ts';
-import { makeCredential } from '../leader/certificate.ts';
+import { createCredential } from '../leader/certificate.ts';
 import { serverNames } from '../names.ts';
 import { connectToLeader } from '../tunnel/leader-connection.ts';
 
@@ -267,8 +267,8 @@ describe('a client of the server', () => {
   test('gets a renewed certificate, while open connections stay', async () => {
     const leader = await it.open({ handle: (_, response) => response.end('here') });
     const before = await dialled(leader);
-    const renewed = makeCredential(serverNames(testNamespace), Date.now());
-    leader.tlsServer.use(renewed);
+    const renewed = createCredential(serverNames(testNamespace), Date.now());
+    leader.tlsServer.setCredential(renewed);
     await expect(dialled(leader)).rejects.toThrow();
     await dialled({ ...leader, credential: renewed });
     before.write('GET / HTTP/1.1\r\nconnection: close\r\n\r\n');

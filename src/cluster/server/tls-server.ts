@@ -10,7 +10,7 @@ export interface TlsServer {
   /** The caller starts listening when there is a certificate. */
   readonly server: Server;
   /** Sets the certificate for new connections. Open connections stay. */
-  use(credential: Credential): void;
+  setCredential(credential: Credential): void;
   /** Stops accepting, and waits for requests in flight. Closes connections that are open after `graceMs`. */
   close(graceMs: number): Promise<void>;
 }
@@ -54,7 +54,7 @@ export function createTlsServer({
   server.on('clientError', refuseUnparsable).on('checkExpectation', refuseExpectation);
   return {
     server,
-    use: ({ cert, key }) => server.setSecureContext({ cert, key, minVersion: 'TLSv1.2' }),
+    setCredential: ({ cert, key }) => server.setSecureContext({ cert, key, minVersion: 'TLSv1.2' }),
     close: async (graceMs) => {
       if (!server.listening) return;
       const { promise, resolve } = Promise.withResolvers<void>();

@@ -13,7 +13,7 @@ export const agentAbsent = (node: string): StowageError =>
   });
 
 /** Translates why there was no answer. A change may have happened or not; a retry with the same request id does not repeat it. */
-export function agentLost(node: string, thrown: unknown): unknown {
+export function callErrorFor(node: string, thrown: unknown): unknown {
   if (thrown instanceof DeadlineExceeded) {
     return new StowageError(`the agent of node ${node} gave no answer within ${thrown.ms / 1000} s`, {
       code: 'deadline',
@@ -41,13 +41,13 @@ const unreadable = (node: string, why: string, cause?: unknown): StowageError =>
   });
 
 /** Returns the parsed answer, or throws the agent's error. */
-export function parsedAnswer(node: string, { status, text }: Answer): unknown {
-  const body = parsed(node, status, text);
+export function parseAnswer(node: string, { status, text }: Answer): unknown {
+  const body = parseJson(node, status, text);
   if (status >= 200 && status < 300) return body;
-  throw problem(body) ?? unreadable(node, `status ${status}`);
+  throw errorInProblem(body) ?? unreadable(node, `status ${status}`);
 }
 
-function parsed(node: string, status: number, text: string): unknown {
+function parseJson(node: string, status: number, text: string): unknown {
   if (text === '') return undefined;
   try {
     return JSON.parse(text);
@@ -59,7 +59,7 @@ function parsed(node: string, status: number, text: string): unknown {
 const reasonPattern = new RegExp(reasonGrammar);
 
 /** An agent is not trusted with the controller's log and Events, so its texts are made harmless. */
-function problem(body: unknown): StowageError | undefined {
+function errorInProblem(body: unknown): StowageError | undefined {
   const { code = '', reason = '', detail = '', action = '' } = problemIn(body) ?? {};
   if (!isErrorCode(code) || !reasonPattern.test(reason)) return undefined;
   return relayed(harmlessPart(detail), { code, reason, action: harmlessPart(action) });

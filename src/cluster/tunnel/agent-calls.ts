@@ -45,5 +45,5 @@ const patterns = agentCalls.map((call) => {
 });
 
 /** Undefined if agents do not accept this call from a controller. */
-export const agentCall = (method: string, path: string): AgentCall | undefined =>
+export const findAgentCall = (method: string, path: string): AgentCall | undefined =>
   patterns.find(({ call, pattern }) => call.method === method && pattern.test(path))?.call;

@@ -17,7 +17,7 @@ import {
   startCuttableProxy,
   testNamespace,
 } from '#testing/leader-servers.ts';
-import { makeCredential } from '../leader/certificate.ts';
+import { createCredential } from '../leader/certificate.ts';
 import { serverNames } from '../names.ts';
 
 const it = leaderServers();
@@ -59,8 +59,8 @@ describe('an agent', () => {
     const agentChanges: string[] = [];
     onTestFinished(leader.agents.follow((node) => agentChanges.push(node)));
     it.api.remove(`/apis/discovery.k8s.io/v1/namespaces/${testNamespace}/endpointslices`, 'stowage-leader');
-    const renewed = makeCredential(serverNames(testNamespace), Date.now());
-    leader.tlsServer.use(renewed);
+    const renewed = createCredential(serverNames(testNamespace), Date.now());
+    leader.tlsServer.setCredential(renewed);
     const after: OpenedServer = { ...leader, credential: renewed };
     it.lead(after);
     expect(await leader.agents.call('node-1', get, scopeOf())).toEqual({});
@@ -81,7 +81,7 @@ describe('an agent', () => {
 
   test('sends its token only to the leader', async () => {
     const leader = await it.open();
-    const other = makeCredential(serverNames(testNamespace), Date.now());
+    const other = createCredential(serverNames(testNamespace), Date.now());
     const heard: Buffer[] = [];
     const dialled = Promise.withResolvers<void>();
     const impostor = createServer(other).listen(0, '127.0.0.1');
@@ -146,7 +146,7 @@ describe('an agent', () => {
 describe('a hostile leader', () => {
   /** Upgrades the connection of every agent, and returns its HTTP/2 session. */
   async function leading(): Promise<{ readonly session: Promise<ClientHttp2Session>; readonly server: Server }> {
-    const credential = makeCredential(serverNames(testNamespace), Date.now());
+    const credential = createCredential(serverNames(testNamespace), Date.now());
     const got = Promise.withResolvers<ClientHttp2Session>();
     const server = createServer(credential).listen(0, '127.0.0.1');
     server.on('upgrade', (_, socket, head) => {
@@ -286,7 +286,7 @@ describe('a hostile leader', () => {
   });
 
   test('that sends garbage is left for the next leader', async () => {
-    const credential = makeCredential(serverNames(testNamespace), Date.now());
+    const credential = createCredential(serverNames(testNamespace), Date.now());
     const server = createServer(credential).listen(0, '127.0.0.1');
     server.on('upgrade', (_, socket) => {
       socket.on('error', () => undefined);

@@ -24,12 +24,12 @@ export class ConnectionLost extends Error {
 /** Sends one request and reads its whole answer. When the signal aborts, it throws the reason at once, whatever the other side does. */
 export async function exchange(
   session: ClientHttp2Session,
-  out: ExchangeRequest,
+  request: ExchangeRequest,
   signal: AbortSignal,
 ): Promise<Answer> {
   signal.throwIfAborted();
   const { promise, resolve, reject } = Promise.withResolvers<Answer>();
-  const stream = openRequest(session, out);
+  const stream = openRequest(session, request);
   const chunks: Buffer[] = [];
   let status = 0;
   let length = 0;
@@ -45,7 +45,7 @@ export async function exchange(
   });
   stream.on('data', (chunk: Buffer) => {
     length += chunk.length;
-    if (length > out.maxBytes) fail(new AnswerTooLong(`the answer is longer than ${out.maxBytes} bytes`));
+    if (length > request.maxBytes) fail(new AnswerTooLong(`the answer is longer than ${request.maxBytes} bytes`));
     else chunks.push(chunk);
   });
   stream.once('end', () => {
@@ -59,7 +59,7 @@ export async function exchange(
   });
   signal.addEventListener('abort', stop, { once: true });
   try {
-    stream.end(out.body);
+    stream.end(request.body);
     return await promise;
   } finally {
     signal.removeEventListener('abort', stop);

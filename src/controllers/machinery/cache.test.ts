@@ -130,13 +130,13 @@ describe('a cache', () => {
     api.put(path, volume('b', 'h'));
     const { cache, told } = start();
     await cache.whenSynced(stop.signal);
-    const names = (handle: string) => cache.by('handle', handle).map(({ metadata }) => metadata.name);
+    const names = (handle: string) => cache.byIndex('handle', handle).map(({ metadata }) => metadata.name);
     expect(names('h')).toEqual(['a', 'b']);
     api.put(path, volume('a', 'i'));
     api.remove(path, 'b');
     await expect.poll(() => told.length).toBe(4);
     expect([names('h'), names('i'), names('j')]).toEqual([[], ['a'], []]);
-    expect(() => cache.by('nothing', 'x')).toThrow('there is no index “nothing”');
+    expect(() => cache.byIndex('nothing', 'x')).toThrow('there is no index “nothing”');
   });
 
   test('calls handlers that are registered later for the existing objects', async () => {

@@ -6,14 +6,14 @@ import { KubeError } from '#wire/kube/errors.ts';
 import type { KubeObject } from '#wire/kube/types.ts';
 import type { Cache, Handlers } from './cache.ts';
 import { type Controller, type ControllerOptions, createController } from './controller.ts';
-import { type Again, again, type Done, done } from './outcome.ts';
+import { done, type ReconcileDone, type RequeueAfter, requeueAfter } from './outcome.ts';
 
 let clock: FakeClock;
 let stop: AbortController;
 let end: AbortController;
 let over: Promise<void>;
 let reconciled: string[];
-let answer: (key: string, scope: Scope) => Promise<Done | Again>;
+let answer: (key: string, scope: Scope) => Promise<ReconcileDone | RequeueAfter>;
 
 beforeEach(() => {
   clock = createFakeClock();
@@ -55,9 +55,9 @@ const refused = (status: number, reason = '', retryAfterMs = 0): KubeError =>
 describe('the outcome of a reconcile', () => {
   const retry = 375; // Between 250 and 500.
   const terminal = 900_000;
-  test.each<[string, () => Promise<Done | Again>, number | undefined, string]>([
+  test.each<[string, () => Promise<ReconcileDone | RequeueAfter>, number | undefined, string]>([
     ['that is done', () => Promise.resolve(done), undefined, 'done'],
-    ['that asks for a later run', () => Promise.resolve(again(7_000)), 7_000, 'again'],
+    ['that asks for a later run', () => Promise.resolve(requeueAfter(7_000)), 7_000, 'again'],
     ['whose store is down', () => Promise.reject(stowage('unavailable')), retry, 'retried'],
     ['that another operation blocks', () => Promise.reject(stowage('busy')), retry, 'retried'],
     ['that hits a bug', () => Promise.reject(new Error('a fault')), retry, 'retried'],
@@ -122,7 +122,7 @@ describe('the outcome of a reconcile', () => {
 });
 
 test('a group that hangs does not delay other groups', async () => {
-  const { promise, resolve } = Promise.withResolvers<Done>();
+  const { promise, resolve } = Promise.withResolvers<ReconcileDone>();
   answer = (key) => (key.startsWith('slow') ? promise : Promise.resolve(done));
   const controller = start({ workers: 2, groupOf: (key) => key.split('/')[0] ?? '' });
   for (let i = 0; i < 10; i++) controller.add(`slow/${i}`);

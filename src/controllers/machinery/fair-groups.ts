@@ -15,7 +15,7 @@ export interface FairGroupsOptions {
   /** The limit for all groups together. A group without a running key may always exceed it by one. */
   readonly workers: number;
   /** The limit for one group. */
-  readonly perGroup: number;
+  readonly workersPerGroup: number;
 }
 
 interface Group {
@@ -23,7 +23,7 @@ interface Group {
   running: number;
 }
 
-export function createFairGroups({ workers, perGroup }: FairGroupsOptions): FairGroups {
+export function createFairGroups({ workers, workersPerGroup }: FairGroupsOptions): FairGroups {
   /** In round-robin order. */
   const groups = new Map<string, Group>();
   let running = 0;
@@ -46,7 +46,7 @@ export function createFairGroups({ workers, perGroup }: FairGroupsOptions): Fair
     },
     take: () => {
       for (const [name, group] of groups) {
-        const mayRun = group.running === 0 || (running < workers && group.running < perGroup);
+        const mayRun = group.running === 0 || (running < workers && group.running < workersPerGroup);
         const [key] = group.waiting;
         if (!mayRun || key === undefined) continue;
         group.waiting.delete(key);

@@ -200,7 +200,7 @@ describe('groups', () => {
   });
 
   test('cannot get all workers', async () => {
-    const it = startTestQueue({ workers: 4, perGroup: 2 });
+    const it = startTestQueue({ workers: 4, workersPerGroup: 2 });
     for (let i = 0; i < 5; i++) it.queue.add(`a${i}`, 'a');
     await settled();
     expect(it.now.size).toBe(2);
@@ -210,7 +210,7 @@ describe('groups', () => {
   });
 
   test('that hang, however many, do not delay other groups', async () => {
-    const it = startTestQueue({ workers: 4, perGroup: 2 });
+    const it = startTestQueue({ workers: 4, workersPerGroup: 2 });
     for (let g = 0; g < 20; g++) for (let i = 0; i < 3; i++) it.queue.add(`slow-${g}-${i}`, `slow-${g}`);
     await settled();
     it.queue.add('quick', 'quick');

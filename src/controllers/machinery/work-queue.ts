@@ -35,7 +35,7 @@ export interface WorkQueueOptions {
   /** The limit for all groups together. A group without a running key may always exceed it by one. */
   readonly workers: number;
   /** The limit for one group. */
-  readonly perGroup?: number;
+  readonly workersPerGroup?: number;
   readonly firstMs?: number;
   readonly mostMs?: number;
   readonly random?: () => number;
@@ -51,28 +51,28 @@ interface Entry {
 }
 
 export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
-  const { clock, workers, perGroup = workers, firstMs = 500, mostMs = 300_000, random = Math.random } = options;
+  const { clock, workers, workersPerGroup = workers, firstMs = 500, mostMs = 300_000, random = Math.random } = options;
   const entries = new Map<string, Entry>();
-  const groups = createFairGroups({ workers, perGroup });
+  const groups = createFairGroups({ workers, workersPerGroup });
   let delayed = 0;
   let wake: (() => void) | undefined;
 
   function entryOf(key: string, group: string | undefined): Entry {
     const known = entries.get(key);
     if (known === undefined) {
-      const made: Entry = { group: group ?? '', state: 'idle', isDirty: false, failures: 0, timer: undefined };
-      entries.set(key, made);
-      return made;
+      const created: Entry = { group: group ?? '', state: 'idle', isDirty: false, failures: 0, timer: undefined };
+      entries.set(key, created);
+      return created;
     }
     if (group !== undefined && group !== known.group) regroup(key, known, group);
     return known;
   }
 
   function regroup(key: string, entry: Entry, group: string): void {
-    const before = entry.group;
+    const previous = entry.group;
     entry.group = group;
     if (entry.state !== 'waiting') return;
-    groups.remove(before, key);
+    groups.remove(previous, key);
     groups.add(group, key);
     wake?.();
   }
@@ -120,7 +120,7 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
     addAfter(key, Math.max(leastMs, waitAfter(entry.failures, { firstMs, mostMs, random })), group);
   };
 
-  async function runOne(
+  async function runWork(
     { group, key }: NonNullable<ReturnType<FairGroups['take']>>,
     work: (key: string, scope: Scope) => Promise<void>,
     scope: Scope,
@@ -170,8 +170,8 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
           const { promise, resolve } = Promise.withResolvers<void>();
           wake = resolve;
           for (let next = groups.take(); next !== undefined; next = groups.take()) {
-            const one: Promise<void> = runOne(next, work, scope).finally(() => inFlight.delete(one));
-            inFlight.add(one);
+            const task: Promise<void> = runWork(next, work, scope).finally(() => inFlight.delete(task));
+            inFlight.add(task);
           }
           if (!isOver()) await promise;
         }

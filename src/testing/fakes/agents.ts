@@ -1,4 +1,4 @@
-import { agentCall } from '#cluster/tunnel/agent-calls.ts';
+import { findAgentCall } from '#cluster/tunnel/agent-calls.ts';
 import type { AgentRequest, Agents } from '#controllers/agents.ts';
 import { StowageError } from '#core/errors.ts';
 
@@ -23,7 +23,7 @@ export function createFakeAgents(): FakeAgents {
     nodes: () => [...answers.keys()],
     call: async (node, request) => {
       // Real agents answer these requests only.
-      if (agentCall(request.method, request.path) === undefined) throw new TypeError(`not asked: ${request.path}`);
+      if (findAgentCall(request.method, request.path) === undefined) throw new TypeError(`not asked: ${request.path}`);
       asked.push(`${node} ${request.method} ${request.path}`);
       const given = answers.get(node)?.(request) ?? absent(node);
       if (given instanceof Error) throw given;
