@@ -22,7 +22,7 @@ export const testNamespace = 'stowage-system';
 const slices = `/apis/discovery.k8s.io/v1/namespaces/${testNamespace}/endpointslices`;
 const maps = `/api/v1/namespaces/${testNamespace}/configmaps`;
 
-export interface OpenedServer {
+export interface LeaderServer {
   readonly tlsServer: TlsServer;
   readonly agents: ConnectedAgents;
   readonly port: number;
@@ -35,15 +35,15 @@ export interface LeaderServers {
   client: KubeClient;
   /** The nodes of the reviewed tokens. A token of an agent has a node; one of an outsider has none. */
   reviewed: string[];
-  open(how?: {
+  startServer(how?: {
     readonly clock?: Clock;
     readonly handle?: RequestHandler;
     readonly maxAnswerBytes?: number;
-  }): Promise<OpenedServer>;
+  }): Promise<LeaderServer>;
   /** Publishes the server's address as the leader's. */
-  lead(leader: OpenedServer, port?: number): void;
+  publishLeader(leader: LeaderServer, port?: number): void;
   /** Connects an agent with its API. */
-  link(how: { readonly node?: string; readonly api: RequestListener; readonly clock?: Clock }): AgentTunnel;
+  connectAgent(how: { readonly node?: string; readonly api: RequestListener; readonly clock?: Clock }): AgentTunnel;
   tokenFile: string;
 }
 
@@ -71,7 +71,7 @@ export function leaderServers(): LeaderServers {
     };
   });
 
-  it.open = async ({ clock = systemClock(), handle, maxAnswerBytes } = {}) => {
+  it.startServer = async ({ clock = systemClock(), handle, maxAnswerBytes } = {}) => {
     const log = silentLog();
     const ending = new AbortController();
     const agents = createConnectedAgents({ clock, log, ...(maxAnswerBytes === undefined ? {} : { maxAnswerBytes }) });
@@ -91,7 +91,7 @@ export function leaderServers(): LeaderServers {
     });
     return { tlsServer, agents, credential, port: (tlsServer.server.address() as AddressInfo).port };
   };
-  it.lead = ({ credential, port: own }, port = own) => {
+  it.publishLeader = ({ credential, port: own }, port = own) => {
     it.api.put(maps, { metadata: { name: leaderObjectNames.authority }, data: { 'ca.crt': credential.cert } } as never);
     it.api.put(slices, {
       metadata: { name: leaderObjectNames.slice },
@@ -100,7 +100,7 @@ export function leaderServers(): LeaderServers {
       ports: [{ name: leaderObjectNames.port, port, protocol: 'TCP' }],
     } as never);
   };
-  it.link = ({ node = 'node-1', api, clock = systemClock() }) => {
+  it.connectAgent = ({ node = 'node-1', api, clock = systemClock() }) => {
     writeFileSync(it.tokenFile, `${agentToken(node)}\n`);
     const { client, tokenFile } = it;
     const link = startAgentTunnel({

@@ -76,5 +76,5 @@ export async function moveStore({ server }: AgentNode, folder: string): Promise<
 }
 
 /** The number of volumes of each node. */
-export const counted = async (...nodes: readonly AgentNode[]): Promise<readonly number[]> =>
+export const volumeCounts = async (...nodes: readonly AgentNode[]): Promise<readonly number[]> =>
   await Promise.all(nodes.map(async (node) => (await node.volumes()).length));

@@ -29,24 +29,27 @@ async function connectError(
   const { promise, resolve } = Promise.withResolvers<string>();
   socket.once('secureConnect', () => resolve(''));
   socket.once('error', (error) => resolve('code' in error ? String(error.code) : error.message));
-  const said = await promise;
+  const errorText = await promise;
   socket.destroy();
-  return said;
+  return errorText;
 }
 
 describe('a new certificate', () => {
   test('is valid for the Service’s names, self-signed, and not a CA', () => {
-    const made = new X509Certificate(createCredential(names, now).cert);
-    expect(made.subjectAltName).toBe(
+    const certificate = new X509Certificate(createCredential(names, now).cert);
+    expect(certificate.subjectAltName).toBe(
       'DNS:stowage.stowage-system.svc, DNS:stowage.stowage-system.svc.cluster.local, DNS:stowage',
     );
-    expect([made.subject, made.issuer]).toEqual(['CN=stowage.stowage-system.svc', 'CN=stowage.stowage-system.svc']);
-    expect(made.verify(made.publicKey)).toBe(true);
-    expect(made.ca).toBe(false);
-    expect(made.keyUsage).toEqual(['1.3.6.1.5.5.7.3.1']);
-    expect(made.publicKey.asymmetricKeyDetails).toEqual({ namedCurve: 'prime256v1' });
-    expect(made.validFromDate.getTime()).toBe(now - day);
-    expect(made.validToDate.getTime()).toBe(now + 365 * day);
+    expect([certificate.subject, certificate.issuer]).toEqual([
+      'CN=stowage.stowage-system.svc',
+      'CN=stowage.stowage-system.svc',
+    ]);
+    expect(certificate.verify(certificate.publicKey)).toBe(true);
+    expect(certificate.ca).toBe(false);
+    expect(certificate.keyUsage).toEqual(['1.3.6.1.5.5.7.3.1']);
+    expect(certificate.publicKey.asymmetricKeyDetails).toEqual({ namedCurve: 'prime256v1' });
+    expect(certificate.validFromDate.getTime()).toBe(now - day);
+    expect(certificate.validToDate.getTime()).toBe(now + 365 * day);
   });
 
   test('differs each time, with a positive serial number', () => {
@@ -59,9 +62,9 @@ describe('a new certificate', () => {
   });
 
   test('can expire after 2049', () => {
-    const made = new X509Certificate(createCredential(names, Date.UTC(2049, 6, 1)).cert);
-    expect(made.validToDate.toISOString()).toBe('2050-07-01T00:00:00.000Z');
-    expect(made.validFromDate.toISOString()).toBe('2049-06-30T00:00:00.000Z');
+    const certificate = new X509Certificate(createCredential(names, Date.UTC(2049, 6, 1)).cert);
+    expect(certificate.validToDate.toISOString()).toBe('2050-07-01T00:00:00.000Z');
+    expect(certificate.validFromDate.toISOString()).toBe('2049-06-30T00:00:00.000Z');
   });
 
   test.skipIf(needs('openssl'))('passes the strict checks of openssl, except for being self-signed', () => {
@@ -82,18 +85,18 @@ describe('a new certificate', () => {
     expect(await connectError(own, { ca: other.cert, servername: names[0] })).toMatch(
       /SELF_SIGNED|SIGNATURE_FAILURE|UNABLE/,
     );
-    const late = createCredential(names, Date.now() - 400 * day);
-    expect(await connectError(late, { ca: late.cert, servername: names[0] })).toBe('CERT_HAS_EXPIRED');
+    const expired = createCredential(names, Date.now() - 400 * day);
+    expect(await connectError(expired, { ca: expired.cert, servername: names[0] })).toBe('CERT_HAS_EXPIRED');
   });
 });
 
 describe('a stored certificate', () => {
   test('is due for renewal when two thirds of its lifetime are over', () => {
     const { cert, key } = createCredential(names, now);
-    const kept = readCredential(cert, key);
-    expect(kept.expiresAt).toBe(now + 365 * day);
-    expect(kept.renewAt).toBe(now - day + (366 * day * 2) / 3);
-    expect([kept.isFor(names[0]), kept.isFor('other.svc')]).toEqual([true, false]);
+    const stored = readCredential(cert, key);
+    expect(stored.expiresAt).toBe(now + 365 * day);
+    expect(stored.renewAt).toBe(now - day + (366 * day * 2) / 3);
+    expect([stored.isFor(names[0]), stored.isFor('other.svc')]).toEqual([true, false]);
   });
 
   test.each<[string, (made: Credential) => readonly [string, string]]>([

@@ -8,7 +8,7 @@ export interface FakeAgents extends Agents {
   readonly requests: string[];
   /** Connects the node, or replaces its answers. Throws an answer that is an Error. */
   connect(node: string, answer: (request: AgentRequest) => unknown): void;
-  lose(node: string): void;
+  disconnect(node: string): void;
 }
 
 export function createFakeAgents(): FakeAgents {
@@ -37,7 +37,7 @@ export function createFakeAgents(): FakeAgents {
       answers.set(node, answer);
       tell(node);
     },
-    lose: (node) => {
+    disconnect: (node) => {
       answers.delete(node);
       tell(node);
     },
