@@ -1,4 +1,4 @@
-/** The names of the leader's objects, all in Stowage's own namespace. The chart's Service has the same names. */
+/** The names of the leader's objects, all in Stowage's own namespace. The chart's Service uses the same names. */
 export const leaderObjectNames = {
   service: 'stowage',
   slice: 'stowage-leader',
@@ -24,7 +24,7 @@ export const audiences = { agents: 'stowage.dev/controller', users: 'stowage.dev
 
 export const agentAccount = (namespace: string): string => `system:serviceaccount:${namespace}:stowage-agent`;
 
-/** Agents verify the certificate against the first one, whichever address they connect to. */
+/** The names in the server's certificate. Agents verify it against the first name, whichever address they connect to. */
 export const serverNames = (namespace: string): readonly [string, ...string[]] => [
   `${leaderObjectNames.service}.${namespace}.svc`,
   `${leaderObjectNames.service}.${namespace}.svc.cluster.local`,

@@ -6,7 +6,7 @@ import { problemDocument, problemType } from '#base/problem.ts';
 import { errorCodes } from '#core/error-codes.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 
-/** A problem document (RFC 9457), as everywhere in the API. */
+/** A problem document (RFC 9457), as in the whole REST API. */
 export function problemOf(thrown: unknown, status?: number): BareAnswer {
   const { code, reason, message, action } = stowageError(thrown);
   const requestId = randomUUID();

@@ -10,14 +10,14 @@ import type { Provisioner } from './provisioner.ts';
 
 /** A volume that is being created. Dispose of it when the creation has succeeded or failed. */
 export interface VolumeCreation extends Disposable {
-  /** The PersistentVolume is written; other controllers take over. */
+  /** Call it when the PersistentVolume is written: other controllers take over. */
   markWritten(): void;
 }
 
 /**
  * Cleans up after claims that were deleted, or got another volume, before their PersistentVolume was written. The work has keys of its own,
- * with the claim's UID: a claim that is recreated under the same name does not wait for the cleanup of the first one, and gets no
- * Events about it. The controllers of orphans find what another leader left.
+ * with the claim's UID: a claim that is recreated under the same name does not wait for the cleanup of the first one, and gets no Events
+ * about it. The orphan controllers find volumes that an earlier leader left behind.
  */
 export interface AbandonedClaims {
   /** Call it before creating a volume. Undefined while an earlier volume of the claim is being deleted. */
@@ -31,7 +31,7 @@ export interface AbandonedClaims {
 /** A volume of a claim whose PersistentVolume may not be written. */
 interface UnwrittenVolume {
   readonly provisioner: Provisioner;
-  /** It is being created or deleted, never both at a time. */
+  /** A creation or a deletion is in progress, never both. */
   isBusy: boolean;
 }
 

@@ -16,10 +16,10 @@ import { claimLabelsFor, retainedLabel, storeNotOpen, type VolumeRequest } from 
 /**
  * Requests to agents about the volumes of their nodes. Every call can be repeated when its answer was lost.
  *
- * An agent remembers the answer to a request id for a day and gives it again without doing anything. So a request id must name
- * one logical request, never just the verb and the volume: a volume that was deleted can be restored and deleted again, and
- * another volume can get its name. `discard`, `retain` and `expand` ask for a state, so they need no request id; neither does
- * deleting by id. Deleting by name needs one: a retry must not delete a volume that has got the name since.
+ * An agent remembers the answer to a request id for a day, and returns it again without repeating the work. So a request id must name one
+ * logical request, never just the verb and the volume: a volume that was deleted can be restored and deleted again, and another volume can
+ * get its name. `discard`, `retain` and `expand` are idempotent, so they need no request id; neither does deleting by id. Deleting by name
+ * needs one: a retry must not delete a volume that has got the name since.
  */
 export interface AgentVolumes {
   /** Creates at most one volume for a claim, even if the claim has changed since. */
@@ -35,7 +35,7 @@ export interface AgentVolumes {
   expand(node: string, volume: string, bytes: bigint, scope: Scope): Promise<bigint>;
 }
 
-/** For creating a file system, or deleting a large tree. */
+/** Long enough to create a file system, or to delete a large tree. */
 const longTimeoutMs = 120_000;
 
 const pathOf = (volume: string): string => `/v1/volumes/${encodeURIComponent(volume)}`;

@@ -11,7 +11,10 @@ import { type StoreObject, storeObjects } from './store-object.ts';
 export interface Caches {
   /** Indexes: `uid`; `waiting`, the class name of claims without a volume. */
   readonly claims: Cache<PersistentVolumeClaim>;
-  /** Those of our drivers, and unbound ones of others. Indexes: `handle`; `claim`, a claim's uid; `free`, the class of unbound ones. */
+  /**
+   * PersistentVolumes of our drivers, and unbound PersistentVolumes of other drivers. Indexes: `handle`; `claim`, a claim's uid; `free`,
+   * the class of an unbound PersistentVolume.
+   */
   readonly volumes: Cache<PersistentVolume>;
   /** Index: `store`, of classes that were created for a Store object. */
   readonly classes: Cache<StorageClass>;
@@ -79,7 +82,7 @@ const isFree = ({ spec }: PersistentVolume): boolean => spec.claimRef?.uid === u
 /** kubectl's own annotation, which can be long. */
 const lastAppliedAnnotation = 'kubectl.kubernetes.io/last-applied-configuration';
 
-/** Name templates need all fields of a claim without a volume. Of the many bound claims only a few fields are needed. */
+/** Name templates need all fields of a claim without a volume. A bound claim, as most are, needs only a few fields. */
 function trimClaim({ metadata, spec, status }: PersistentVolumeClaim): PersistentVolumeClaim {
   const commonMetadata = { ...identityOf({ metadata }), ...pick(metadata, 'deletionTimestamp') };
   const { resources, volumeName } = spec;

@@ -41,7 +41,7 @@ const maxStaleMs = 300_000;
 const resyncMs = 60_000;
 /** How long the watch may take to deliver our own write. */
 const watchLagMs = 10_000;
-/** How long an agent may take to reconnect. Without its object, the scheduler sends the node no pods that need a volume. */
+/** How long an agent may take to reconnect. Without a CSIStorageCapacity, the scheduler sends the node no pods that need a volume. */
 const agentGraceMs = 120_000;
 const capacityLabels = { 'app.kubernetes.io/managed-by': 'stowage' } as const;
 const classLabel = 'stowage.dev/storage-class';

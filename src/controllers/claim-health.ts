@@ -13,7 +13,7 @@ const healthyCondition = 'stowage.dev/Healthy';
 
 /** Writes the health of a volume to the condition and the annotation of its claim, with an Event for each change. */
 export interface ClaimHealth {
-  /** Returns whether the claim's condition is final for now. */
+  /** Returns false if the condition has to be checked again, since a node that had a problem has not reported yet. */
   update(claim: PersistentVolumeClaim, affectedPods: readonly AffectedPod[], scope: Scope): Promise<boolean>;
 }
 

@@ -20,8 +20,8 @@ const protectionFinalizer = 'kubernetes.io/pv-protection';
 /** The volume or its node does not exist, or the store is read-only: a retry would not succeed either. */
 const finalLabelFailures = new Set(['volume-unknown', 'volume-node-gone', 'volume-node-unknown', 'store-read-only']);
 
-/** What happens to the volume of a PersistentVolume without a claim. */
-type ReleasedAction = 'delete' | 'leave';
+/** What the controller does with the volume of a PersistentVolume without a claim. */
+type ReleasedAction = 'delete' | 'retain';
 
 /** Deletes or retains the volumes of released PersistentVolumes, by their reclaim policy. */
 export function createDeleting(context: ControllerContext): Controller {
@@ -37,7 +37,7 @@ export function createDeleting(context: ControllerContext): Controller {
     if (status?.phase === 'Bound' || isClaimed(volume)) return undefined;
     if (spec.persistentVolumeReclaimPolicy === 'Delete')
       return status?.phase === 'Released' || isDeletable ? 'delete' : undefined;
-    return isDeletable && metadata.finalizers?.includes(volumeFinalizer) === true ? 'leave' : undefined;
+    return isDeletable && metadata.finalizers?.includes(volumeFinalizer) === true ? 'retain' : undefined;
   }
 
   const isClaimed = ({ metadata: { name }, spec: { claimRef } }: PersistentVolume): boolean =>

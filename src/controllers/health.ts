@@ -55,7 +55,7 @@ export function createHealth(options: HealthOptions): Controller {
     return nextDelayMs === Number.POSITIVE_INFINITY ? done : requeueAfter(nextDelayMs);
   }
 
-  /** `of` is undefined for an ephemeral volume of a pod. Returns after how long to check again. */
+  /** `persistentVolume` is undefined for an ephemeral volume of a pod. Returns the delay until the next check. */
   async function check(volume: string, persistentVolume: PersistentVolume | undefined, scope: Scope): Promise<number> {
     const ref = persistentVolume?.spec.claimRef;
     const claim = claimOf(ref);
@@ -90,7 +90,7 @@ export function createHealth(options: HealthOptions): Controller {
   mountProblems.onChange((volumes) => {
     for (const volume of volumes) controller.add(volume);
   });
-  // The claims that an earlier leader marked as unhealthy.
+  // Reconcile the claims that an earlier leader marked as unhealthy.
   controller.follow(caches.claims, (claim) => {
     const handle = caches.volumes.get(claim.spec.volumeName ?? '')?.spec.csi?.volumeHandle;
     return isMarkedUnhealthy(claim) && handle !== undefined ? [handle] : [];

@@ -22,18 +22,18 @@ export interface LostNode {
   readonly name: string;
   /** Whether a use record belongs to the node. */
   readonly isOwnUse: UseFilter;
-  /** Checked again before each use record is broken: working through all of them takes a while, and the node may be back meanwhile. */
+  /** Called before each use record is broken: breaking all of them takes a while, and the node may be back meanwhile. */
   isStillLost(): Promise<boolean>;
 }
 
-/** What happens to the volumes that a lost node used. */
+/** Cleans up the volumes that a lost node used. */
 export interface LostNodeVolumes {
   /** Breaks the node's use records. Returns false if the node is back; it keeps its remaining use records. */
   release(node: LostNode, scope: Scope): Promise<boolean>;
   /**
-   * Deletes the ephemeral volumes of the node's pods, which no other process would delete. `machines`: the hosts that were the node.
-   * Returns false if the machine is still alive and uses one, although Kubernetes says that the node is gone. The state of its pods is
-   * unknown, so the volume stays until the machine is silent.
+   * Deletes the ephemeral volumes of the node's pods, which no other process would delete. `hosts`: the machines that were the node.
+   * Returns false if a machine is still alive and uses a volume, although Kubernetes says that the node is gone. The state of its pods is
+   * unknown, so the volume stays until the machine stops renewing its use record.
    */
   deleteEphemeral(node: LostNode, hosts: ReadonlySet<string>, scope: Scope): Promise<boolean>;
 }
@@ -54,7 +54,7 @@ export function createLostNodeVolumes(
       const volume = await resolveVolume(id, scope);
       if (volume === undefined) return;
       const uses = (await core.uses.of(volume, scope)) ?? [];
-      // The use record says that the machine is another node, so the agent's word does not count.
+      // The use record names another node than the agent did, so do not trust the agent.
       if (uses.some((use) => lostHosts.has(use.host) && !isOwnUse(use))) return;
       if (uses.some((use) => !use.stale || !lostHosts.has(use.host)) || !(await isStillLost())) {
         isComplete = false;
@@ -67,7 +67,7 @@ export function createLostNodeVolumes(
     return isComplete;
   }
 
-  /** The volumes of this cluster: those with a PersistentVolume, and those that had one. */
+  /** The volumes of this cluster that have, or had, a PersistentVolume. */
   function clusterVolumes(): Iterable<Pick<Volume, 'id' | 'store'>> {
     const volumes = new Map<string, Pick<Volume, 'id' | 'store'>>();
     for (const { spec } of caches.volumes.all()) {
@@ -130,7 +130,7 @@ export function createLostNodeVolumes(
   return { release, deleteEphemeral };
 }
 
-/** With a concurrency limit for each store: a store that does not answer delays only its own volumes. */
+/** Runs `work` for each volume, with a concurrency limit for each store: a store that does not answer delays only its own volumes. */
 async function forEachByStore<T extends Pick<Volume, 'store'>>(
   volumes: Iterable<T>,
   work: (volume: T) => Promise<void>,

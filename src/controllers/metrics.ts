@@ -4,7 +4,7 @@ import type { Cache } from './machinery/cache.ts';
 import type { Controller, ControllerCounts } from './machinery/controller.ts';
 import type { Events } from './machinery/events.ts';
 
-/** What the leader's metrics are read from. */
+/** The sources of the leader's metrics. */
 export interface MetricSources {
   readonly controllers: readonly Controller[];
   readonly caches: Readonly<Record<string, Pick<Cache<unknown>, 'size' | 'synced'>>>;

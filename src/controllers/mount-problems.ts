@@ -9,7 +9,7 @@ import type { Caches } from './caches.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { done, type ReconcileDone, type RequeueAfter, requeueAfter } from './machinery/outcome.ts';
 
-/** What can be wrong with a mount, the worst first. `repaired`: remounted; containers that started before still see the dead mount. */
+/** The kinds of mount problems, the worst first. `repaired`: remounted; containers that started before still see the dead mount. */
 export const mountProblemKinds = ['dead', 'unmounted', 'client-failing', 'store-silent', 'repaired'] as const;
 export type MountProblemKind = (typeof mountProblemKinds)[number];
 
@@ -29,8 +29,8 @@ export interface MountProblem {
 }
 
 /**
- * Polls every agent for the problems on its node. It polls instead of listening: after a change of leader or a lost connection it
- * would have to ask anyway, and almost every answer is empty.
+ * Polls every agent for the problems on its node. It polls instead of subscribing: after a change of leader or a lost connection it would
+ * have to poll anyway, and almost every answer is empty.
  */
 export interface MountProblems extends Controller {
   /** Looks a volume up by any of its handles. */
@@ -51,7 +51,9 @@ export interface MountProblemsOptions {
 
 /** A problem is reported after a minute at most, after half a minute on average. */
 const confirmedIntervalMs = 30_000;
-/** Asks again soon after a new answer: the problem may be over in a moment, as when a server restarts or a mount is being removed. */
+/**
+ * The interval after an answer that differs from the previous one: the problem may be transient, such as a server restart or an unmount.
+ */
 const unconfirmedIntervalMs = 10_000;
 const requestTimeoutMs = 15_000;
 const maxProblemsPerNode = 2_000;
@@ -94,7 +96,7 @@ export function createMountProblems({
       setReport(node, undefined);
       return done;
     }
-    // Keep the last report: a disconnected agent says nothing about its mounts.
+    // Keep the last report: the state of the mounts is unknown while the agent is disconnected.
     if (!agents.nodes().includes(node)) return done;
     let found: readonly MountProblem[];
     try {
@@ -154,7 +156,7 @@ type Answer = Readonly<Record<string, unknown>>;
 const isAnswer = (value: unknown): value is Answer => typeof value === 'object' && value !== null;
 const textIn = (value: unknown): string => (typeof value === 'string' ? value : '');
 
-/** Only the problems of pods: other mounts of the node do not concern the cluster. An agent is trusted only about its own node. */
+/** Returns only the problems of pods: other mounts of the node do not concern the cluster. An agent is trusted only about its own node. */
 function problemsIn(node: string, answer: unknown): readonly MountProblem[] {
   const items: readonly unknown[] = isAnswer(answer) && Array.isArray(answer['items']) ? answer['items'] : [];
   return items.slice(0, maxProblemsPerNode).flatMap((item) => {

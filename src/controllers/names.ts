@@ -3,7 +3,7 @@ import type { ObjectReference, PersistentVolume, PersistentVolumeClaim } from '#
 /** The taint by which an administrator declares that a node is off and no longer writes. */
 export const outOfServiceTaint = 'node.kubernetes.io/out-of-service';
 
-/** On a claim: its pods may be evicted if only a restart helps them. */
+/** On a claim: allows the controller to evict its pods if only a restart helps. */
 export const restartConsumersAnnotation = 'stowage.dev/restart-consumers';
 
 /** On a claim: on which nodes its volume is unhealthy. */
@@ -11,7 +11,7 @@ export const unhealthyNodesAnnotation = 'stowage.dev/unhealthy-nodes';
 
 /** Keeps a PersistentVolume until its volume is deleted or labelled as retained. */
 export const volumeFinalizer = 'stowage.dev/volume';
-/** Kubernetes reads it: it marks a released PersistentVolume without this annotation as failed. */
+/** Kubernetes marks a released PersistentVolume without this annotation as failed. */
 export const provisionedByAnnotation = 'pv.kubernetes.io/provisioned-by';
 export const selectedNodeAnnotation = 'volume.kubernetes.io/selected-node';
 /** The annotation is older than the field `storageClassName`, and takes precedence. */

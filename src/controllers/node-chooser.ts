@@ -16,7 +16,7 @@ export interface NodeChooserOptions {
   readonly agents: Agents;
   readonly stores: NodeStores;
   readonly volumes: NodeVolumes;
-  /** By claim: the nodes that may have created its volume, in the order in which they were asked. */
+  /** By claim: the nodes that may have created its volume, in the order of the requests. */
   readonly askedNodes: ReadonlyMap<string, readonly string[]>;
 }
 
@@ -24,15 +24,15 @@ export interface NodeChooserOptions {
 export interface NodeChooser {
   /** Returns the previous choice for this claim, if there was one. `Again` if the choice is not possible yet. */
   choose(request: VolumeRequest, store: string): string | RequeueAfter;
-  /** The node refused to create the volume, and a retry would not help soon. */
+  /** Records that the node refused to create the volume, and that a retry would not help soon. */
   recordRefusal(uid: string, node: string): void;
-  /** The requested sizes for which no node had enough space, of claims that still wait. */
+  /** The requested sizes of waiting claims for which no node had enough space. */
   unmetSizes(): readonly bigint[];
   forget(uid: string): void;
 }
 
 /**
- * How long agents may take to reconnect, and stores to reopen. After that, another node is chosen: a volume that the absent node may have
+ * How long agents may take to reconnect, and stores to reopen. After that, choose another node: a volume that the absent node may have
  * created for the claim is empty, and is deleted when the node is back.
  */
 const agentGraceMs = 60_000;

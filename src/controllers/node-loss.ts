@@ -27,7 +27,7 @@ const isLost = (node: Node | undefined): boolean =>
 
 /**
  * Breaks the use records of nodes that are gone for good, so that other nodes can use their volumes. A node is gone if its Node object is
- * deleted or has the out-of-service taint. A node that is only unreachable keeps its records. Nothing else breaks them.
+ * deleted or has the out-of-service taint. A node that is only unreachable keeps its use records. No other controller breaks use records.
  */
 export function createNodeLoss(options: NodeLossOptions): Controller {
   const { client, clock, caches, events, core, agents } = options;
@@ -95,7 +95,7 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
   controller.follow(caches.nodes);
   controller.follow(caches.volumes, () => []);
   controller.add(everyNode);
-  // The node may be another machine since.
+  // After a reconnect, the node may be another machine.
   agents.follow((name) => {
     recordedNodes.delete(name);
     controller.add(name);
@@ -106,8 +106,9 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
 const hostsOf = (all: readonly NodeHost[]): readonly string[] => all.map(({ host }) => host);
 
 /**
- * The node's agent says which machine it is; the use record that the machine itself wrote must name the same node. Otherwise a node could
- * have the records of any machine broken. A machine that became the writer and died before it wrote its node has its host name there.
+ * The node's agent reports its machine, and the use record that the machine itself wrote must name the same node. Otherwise a compromised
+ * node could get the use records of any machine broken. If a machine became the writer and died before it wrote its node, the record has
+ * the host name as the node.
  */
 function usesOfHosts(all: readonly NodeHost[]): UseFilter {
   const nodeByHost = new Map(all.map((one) => [one.host, one.node]));

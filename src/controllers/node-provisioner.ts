@@ -63,7 +63,7 @@ const reasonsForAnotherNode = new Set([
 export function createNodeProvisioner(options: NodeProvisionerOptions): Provisioner {
   const { client, caches, agents, stores, volumes, cluster, kinds } = options;
   const whyNotOpen = createWhyNotOpen(caches.stores, kinds);
-  /** By claim: the nodes that may have created its volume, in the order in which they were asked. */
+  /** By claim: the nodes that may have created its volume, in the order of the requests. */
   const askedNodes = new Map<string, readonly string[]>();
   const chooser = createNodeChooser({ ...options, askedNodes });
   const agentVolumes = createAgentVolumes(agents, cluster);
@@ -101,7 +101,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     const created = await agentVolumes.create(node, store, request, scope).catch((thrown: unknown) => {
       stores.addPending(node, store, -request.bytes);
       const { code, reason } = stowageError(thrown);
-      // Refused: this request created nothing. An earlier request to the node may have; cleanup looks for that.
+      // Refused: this request created nothing. An earlier request to the node may have created a volume, which the cleanup finds.
       const isRefused =
         !isConnected || (!errorCodes[code].retry && code !== 'internal') || reasonsForAnotherNode.has(reason);
       if (isRefused) askedNodes.set(uid, askedBefore);

@@ -9,7 +9,7 @@ import type { NodeStoresOptions } from './node-stores.ts';
 const requestTimeoutMs = 10_000;
 const maxConcurrentChecks = 4;
 
-/** Asks the agent of a node for the node's own stores, and checks each of them. */
+/** Lists a node's own stores through its agent, and checks each of them. */
 export async function listNodeStores(
   node: string,
   { agents, caches, kinds }: Omit<NodeStoresOptions, 'clock'>,

@@ -22,18 +22,18 @@ export interface NodeStoresReport {
 export interface NodeStores extends Controller {
   reportOf(node: string): NodeStoresReport | undefined;
   all(): Iterable<NodeStoresReport>;
-  /** Counts a volume that is being created. A negative size takes back a failed one. */
+  /** Counts a volume that is being created. Call it with a negative size if the creation failed. */
   addPending(node: string, store: string, bytes: bigint): void;
   /**
-   * The total size of the volumes created there since the last report, for spreading volumes over nodes. It must not be subtracted from the
-   * free space: sizes are limits that may never be filled. The agent decides whether one more volume fits.
+   * The total size of the volumes created on this store of the node since the last report, for spreading volumes over nodes. It must not be
+   * subtracted from the free space: sizes are limits that may never be filled. The agent decides whether one more volume fits.
    */
   pendingBytes(node: string, store: string): bigint;
   /** When the store was last reported open since the agent connected, by the clock's `elapsed`. Undefined: never. */
   lastOpenAt(node: string, store: string): number | undefined;
   /**
    * Calls back when the report of a node changes, with the report before. Undefined if there was none, or if the agent may have applied a
-   * change of a Store object meanwhile, which need not show in the report.
+   * change of a Store object meanwhile, which the report need not show.
    */
   onChange(changed: (node: string, before: NodeStoresReport | undefined) => void): void;
 }
@@ -99,14 +99,20 @@ export function createNodeStores(options: NodeStoresOptions): NodeStores {
     else if (!isDeepStrictEqual(before?.stores, stores)) notify(node, before);
   }
 
-  /** A connected agent that does not answer: its last report must not stay valid. A lost connection is handled elsewhere. */
+  /**
+   * Marks all stores of a connected agent that does not answer as closed: its last report must not stay valid. A lost connection is handled
+   * elsewhere.
+   */
   function markClosed(node: string, problem: string): void {
     const before = reports.get(node)?.stores;
     if (before === undefined) return;
     update(node, new Map([...before].map(([name, store]) => [name, closedStore(store, problem)])));
   }
 
-  /** When to ask again for stores that the agent has not applied yet. Undefined if it has them all, or after too many retries. */
+  /**
+   * The delay until the next poll of an agent that has not applied all Store objects yet. Undefined if it has applied them, or after too
+   * many retries.
+   */
   function retryDelayFor(node: string, stores: ReadonlyMap<string, NodeStore>): number | undefined {
     const isIncomplete = lacksStores(stores, options) || staleNodes.has(node);
     const ms = isIncomplete ? 2 * (retryDelays.get(node) ?? firstRetryMs / 2) : openIntervalMs;
@@ -184,8 +190,8 @@ function createPendingBytes() {
 }
 
 /**
- * Whether a request that failed before may succeed now. Free space fluctuates, so more of it counts only if it is now enough for a request
- * in `short`.
+ * Whether a request that failed before may succeed now. Free space fluctuates, so more of it counts only if it is now enough for one of
+ * `unmetSizes`.
  */
 export function mayRetrySucceed(
   now: NodeStoresReport | undefined,

@@ -36,13 +36,13 @@ const searchIntervalMs = 900_000;
 const pageSize = 500;
 /** A bound on the volumes of one node. */
 const maxVolumesOnNode = 50_000;
-/** Per search, since each costs requests to the API server. */
+/** The limit of one search, since each suspect costs requests to the API server. */
 const maxSuspectsPerSearch = 1_000;
 const maxShownVolumes = 5;
 
 /**
- * Searches each node when its agent connects, and periodically. A volume whose claim is gone, or has another volume, is deleted if it is
- * certainly empty, as it is if it never had a PersistentVolume; otherwise it is reported and stays.
+ * Searches each node when its agent connects, and periodically. Deletes a volume whose claim is gone, or has another volume, if the volume
+ * is certainly empty, as it is if it never had a PersistentVolume. Reports other such volumes, which stay.
  */
 export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
   const { client, clock, caches, events, agents, cluster } = options;
@@ -113,7 +113,10 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
       for (const { spec } of items) suspects.delete(byHandle.get(spec.csi?.volumeHandle ?? '') ?? '');
   }
 
-  /** Deletes only what is certainly empty. If the content cannot be counted, only a volume that was never published is. */
+  /**
+   * Deletes the volume only if it is certainly empty. If the content cannot be counted, only a volume that was never published counts as
+   * empty.
+   */
   async function deleteIfEmpty(node: string, { id, name, store }: AgentVolume, scope: Scope): Promise<boolean> {
     try {
       await agentVolumes.discard(node, id, scope);

@@ -28,17 +28,17 @@ const pageSize = 500;
 const maxShownVolumes = 5;
 
 /**
- * Finds volumes that were created for a claim of this cluster and have neither that claim nor a PersistentVolume. A controller that dies
- * before it has written the PersistentVolume leaves one if the claim is then deleted. Such a volume was never mounted, so it is empty,
- * and is deleted. A volume with files once had a PersistentVolume, which a user removed without Stowage, or which a cluster restored
- * from a backup does not know: it is reported and stays.
+ * Finds volumes that were created for a claim of this cluster and have neither that claim nor a PersistentVolume. If a controller dies
+ * before it has written the PersistentVolume, and the claim is then deleted, such a volume is left. It was never mounted, so it is empty,
+ * and is deleted. A volume with files once had a PersistentVolume, which a user removed without Stowage, or which a cluster restored from a
+ * backup does not know: it is reported and stays.
  */
 export function createOrphans({ client, clock, caches, events, core, kinds }: OrphansOptions): Controller {
   async function reconcile(store: string, scope: Scope): Promise<ReconcileDone | RequeueAfter> {
     const object = caches.stores.get(store);
     const view = core.stores.list().find(({ config }) => config.name === store);
     if (object === undefined) return done;
-    // The controller `node-volumes.ts` looks for orphans on nodes.
+    // `node-volumes.ts` finds orphans on nodes.
     if (isOnNode(placementOf(kinds, object.spec.uri)) || isOnNode(view?.placement)) return done;
     // The stores controller configures the core, and there is no notification when the store is open, so poll.
     if (view?.store === undefined) return requeueAfter(openRetryMs);
@@ -101,7 +101,7 @@ export function createOrphans({ client, clock, caches, events, core, kinds }: Or
       }
   }
 
-  /** Deletes only what is certainly empty. */
+  /** Deletes the volume only if it is certainly empty. */
   async function deleteIfEmpty({ id, name, store }: Volume, scope: Scope): Promise<boolean> {
     try {
       await core.deletions.delete(id, undefined, { ...scope, requestId: `orphan:${id}` }, { discard: true });
@@ -116,7 +116,7 @@ export function createOrphans({ client, clock, caches, events, core, kinds }: Or
   }
 
   const controller = createController({ name: 'orphans', clock, reconcile, workers: 2, groupOf: (key) => key });
-  // Only new stores: the status changes all the time.
+  // Follow only new stores: the status changes all the time.
   caches.stores.on({ added: ({ metadata: { name } }) => controller.add(name ?? '') });
   controller.follow(caches.claims, () => []);
   controller.follow(caches.volumes, () => []);

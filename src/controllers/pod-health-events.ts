@@ -15,7 +15,7 @@ interface ReportedProblem {
 
 /** Reports problems, and their end, as Events on pods. Remembers what it reported; a new leader reports problems again. */
 export interface PodHealthEvents {
-  /** `key` identifies the volume and its PersistentVolume. `worst`: the pods with a problem now. */
+  /** `key` identifies the volume and its PersistentVolume. `affectedPods`: the pods that have a problem now, the worst first. */
   report(key: string, affectedPods: readonly AffectedPod[], claim: PersistentVolumeClaim | undefined): void;
 }
 

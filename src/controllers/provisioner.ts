@@ -17,7 +17,7 @@ import type { RequeueAfter } from './machinery/outcome.ts';
 import { storeIdentityAnnotation } from './names.ts';
 import { refusalOf, type StoreObject } from './store-object.ts';
 
-/** The volume that a claim asks for. */
+/** The volume that a claim requests. */
 export interface VolumeRequest {
   readonly claim: { readonly namespace: string; readonly name: string; readonly uid: string };
   /** Undefined: the driver's only store. */
@@ -61,7 +61,7 @@ export interface Provisioner {
   follow?(changed: () => void): void;
   /**
    * Deletes the volume that was created for a claim that is gone, or has another volume. Idempotent. A volume that a PersistentVolume
-   * refers to, or that may contain data, stays: the controllers of orphans report it.
+   * refers to, or that may contain data, stays: the orphan controllers report it.
    */
   deleteAbandoned(uid: string, hasPersistentVolume: HasPersistentVolume, scope: Scope): Promise<void>;
   /**

@@ -43,7 +43,7 @@ const provisionerAnnotations = [
 export function createProvisioning(context: ControllerContext): Controller {
   const { client, clock, caches, events } = context;
   const abandonedClaims = createAbandonedClaims(context, (key) => controller.add(key));
-  /** By claim: PersistentVolumes that are written but not in the cache yet. Kubernetes changes the claim at that very moment. */
+  /** By claim: PersistentVolumes that are written but not in the cache yet. Kubernetes changes the claim at the same time. */
   const writtenAt = new Map<string, { readonly uid: string; readonly at: number }>();
 
   async function reconcile(key: string, scope: Scope): Promise<ReconcileDone | RequeueAfter> {
@@ -229,7 +229,7 @@ async function createPersistentVolume(
   }
 }
 
-/** With WaitForFirstConsumer, not before the scheduler has chosen the node of the first pod. */
+/** Whether to create the volume now: with WaitForFirstConsumer, not before the scheduler has chosen the node of the first pod. */
 const mayProvision = ({ metadata }: PersistentVolumeClaim, { volumeBindingMode }: StorageClass): boolean =>
   volumeBindingMode !== 'WaitForFirstConsumer' || metadata.annotations?.[selectedNodeAnnotation] !== undefined;
 

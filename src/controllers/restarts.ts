@@ -18,7 +18,7 @@ import { restartConsumersAnnotation } from './names.ts';
  * deletion, respects disruption budgets.
  */
 export interface Restarts extends Controller {
-  /** Evicts the pod if the claim asks for it and it is possible. Can be called repeatedly for the same pod. */
+  /** Evicts the pod if the claim requests it and it is possible. Can be called repeatedly for the same pod. */
   requestRestart(problem: MountProblem, claim: PersistentVolumeClaim): void;
 }
 
@@ -78,7 +78,7 @@ export function createRestarts({ client, clock, events, pauseMs = defaultPauseMs
     return done;
   }
 
-  /** Throws errors that are worth a retry, such as a disruption budget. 'forbidden': by the admission policy, or for lack of rights. */
+  /** Throws errors that are worth a retry, such as a disruption budget. 'forbidden': by an admission policy, or for lack of permission. */
   async function evict(
     pod: Parameters<typeof podReference>[0],
     { signal, log }: Scope,

@@ -16,7 +16,7 @@ const managedByLabel = 'app.kubernetes.io/managed-by';
 /** The name with which a class was created. It detects copies, which have the same labels and owner, but another name. */
 const createdNameAnnotation = 'stowage.dev/made-as';
 
-/** The StorageClass that a Store object asks for. Undefined if it asks for none. */
+/** The StorageClass that a Store object requests. Undefined if it requests none. */
 function classFor({ metadata, spec }: StoreObject, placement: Placement | undefined): StorageClass | undefined {
   const classSpec = spec.storageClass;
   if (classSpec === undefined) return undefined;
@@ -47,7 +47,7 @@ function classFor({ metadata, spec }: StoreObject, placement: Placement | undefi
   };
 }
 
-/** Whether the store has its class, or a class that Stowage did not create has the name. Undefined: the store asks for none. */
+/** Whether the store has its class, or a class that Stowage did not create has the name. Undefined: the store requests no class. */
 export type ClassState = { readonly ready: true } | { readonly ready: false; readonly takenName: string } | undefined;
 
 interface ClassOptions {

@@ -4,7 +4,7 @@ import type { Condition } from '#wire/kube/types.ts';
 import type { Controller } from './machinery/controller.ts';
 import type { NodeStores } from './node-stores.ts';
 
-/** What the controller or the agents found out about a store. */
+/** The state of a store, as the controller or the agents observed it. */
 export interface StoreObservation {
   readonly ready: ConditionValue;
   readonly reachable: ConditionValue;

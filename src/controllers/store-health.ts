@@ -15,7 +15,7 @@ export interface StoreHealthOptions {
 
 /** The health of a store's mounts, as the nodes report it: a node may not reach a server that the controller reaches. */
 export interface StoreHealth {
-  /** Undefined if unknown; then keep what the status says. */
+  /** Undefined if unknown; then keep the condition in the status. */
   reportOf(store: string, before: StoreStatus | undefined): MountsReport | undefined;
   /** Calls back with each store whose mount problems changed. */
   onChange(changed: (store: string) => void): void;
@@ -58,7 +58,7 @@ export function createStoreHealth({ mountProblems, caches, events }: StoreHealth
       const storeByVolume = new Map<string, string>();
       mountProblems.onChange((volumes) => {
         for (const { volume, store } of mountProblems.all()) if (volumes.has(volume)) storeByVolume.set(volume, store);
-        // A volume that is healthy again is in `concerned` from before.
+        // `storeByVolume` still has the volumes that are healthy again.
         for (const store of new Set([...volumes].flatMap((volume) => storeByVolume.get(volume) ?? []))) changed(store);
         for (const volume of volumes) if (mountProblems.problemsOf(volume).length === 0) storeByVolume.delete(volume);
       });

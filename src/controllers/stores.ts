@@ -73,7 +73,7 @@ export function createStoresController(options: StoresOptions): StoresController
   async function configureCore(objects: readonly StoreObject[], scope: Scope): Promise<void> {
     const found = configsOf(objects, kinds);
     ({ invalid } = found);
-    // The agents of the nodes open the others.
+    // The agents of the nodes open the other stores.
     const own = found.configs.filter(({ uri }) => opensHere(uri));
     await core.stores.configure(own, undefined, scope);
     firstConfiguration.resolve();
@@ -218,7 +218,7 @@ function statusOf(
 const orNull = (nodes: UnhealthyNodes | null | undefined): UnhealthyNodes | null =>
   nodes === undefined || nodes === null || nodes.length === 0 ? null : nodes;
 
-/** Without nulls, as the API server stores it. */
+/** The status without nulls, as the API server stores it. */
 const withoutNulls = (status: StoreStatus): object =>
   Object.fromEntries(Object.entries(status).filter(([, value]) => value !== null && value !== undefined));
 

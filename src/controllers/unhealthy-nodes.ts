@@ -11,7 +11,7 @@ export type UnhealthyNodes = readonly string[];
 /** More names might not fit on the object: then every node on which an agent was ever registered counts. */
 const maxRecordedNodes = 500;
 const everyNode = '*';
-/** For an object that is unhealthy and has no names: an earlier version wrote them only into the message. */
+/** For an unhealthy object without recorded nodes: an earlier version wrote them only into the message. */
 export const anyNode: UnhealthyNodes = [everyNode];
 
 export interface KnownNodes {
@@ -19,7 +19,7 @@ export interface KnownNodes {
   readonly caches: Pick<Caches, 'nodes'>;
 }
 
-/** What to keep: the nodes with a problem now, and those that had one before and have not reported since. */
+/** The nodes to record: nodes that have a problem now, and nodes that had one before and have not reported since. */
 export function nodesToKeep(now: Iterable<string>, before: UnhealthyNodes, known: KnownNodes): UnhealthyNodes {
   const all = [...new Set([...now, ...nodesNotReported(before, known)])].sort();
   return all.length > maxRecordedNodes ? [everyNode] : all;
@@ -34,7 +34,7 @@ export function nodesNotReported(before: UnhealthyNodes, { mountProblems, caches
   return withAgent.map(({ metadata: { name = '' } }) => name).filter(isMissing);
 }
 
-/** As it is written in an annotation. */
+/** The value of the annotation. */
 export const annotationOf = (nodes: UnhealthyNodes): string => nodes.join(' ');
-/** Of an object that is unhealthy. */
+/** Parses the annotation of an unhealthy object. */
 export const nodesIn = (text: string | undefined): UnhealthyNodes => text?.split(' ').filter(Boolean) ?? anyNode;

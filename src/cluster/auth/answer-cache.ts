@@ -1,8 +1,8 @@
 import type { Clock } from '#base/clock.ts';
 
-/** Caches answers for a while. */
+/** Caches answers for a limited time. */
 export interface AnswerCache<T> {
-  /** Concurrent callers share one request. If it fails, only the first caller gets the error; the others ask again. */
+  /** Concurrent callers share one request. If it fails, only the first caller gets the error; the others repeat the request. */
   get(key: string, ask: () => Promise<T>): Promise<T>;
 }
 

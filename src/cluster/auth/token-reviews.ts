@@ -23,11 +23,11 @@ export interface TokenReviewsOptions {
   /** The required audience. Tokens for other audiences, also for the API server, are refused. */
   readonly audience: string;
   /**
-   * How long to cache a positive answer; zero: never. The API server itself caches positive answers for ten seconds, so a revoked token is
-   * refused no later with a cache of up to that time. Refusals are not cached.
+   * How long to cache a positive answer; zero: no cache. The API server itself caches positive answers for ten seconds, so a cache of up to
+   * that time does not accept a revoked token for longer. Refusals are not cached.
    */
   readonly cacheMs?: number;
-  /** Only tokens of service accounts are expected: a token that cannot be one, by its claims, is refused without a review. */
+  /** Refuses, without a review, a token whose claims cannot be those of a valid service account token. */
   readonly serviceAccountsOnly?: boolean;
 }
 
@@ -40,13 +40,13 @@ export interface TokenReviews {
 }
 
 const reviewTimeoutMs = 10_000;
-/** The limit of concurrent reviews: everybody who can reach the server can cause one. */
+/** The limit of concurrent reviews: anyone who can reach the server can cause a review. */
 const maxConcurrentReviews = 16;
 /** The limits of waiting reviews, in total and for one address, and of cached answers. */
 const maxWaitingReviews = 256;
 const maxWaitingPerAddress = 16;
 const maxCachedAnswers = 1_000;
-/** The form of a token. Those of Kubernetes have about 1,200 characters. */
+/** The form of a token. Tokens of Kubernetes have about 1,200 characters. */
 const tokenPattern = /^[!-~]{1,8192}$/;
 
 /** The token of an `Authorization: Bearer` header. */
@@ -111,7 +111,7 @@ export function createTokenReviews(options: TokenReviewsOptions): TokenReviews {
 
 const nodeNameKey = 'authentication.kubernetes.io/node-name';
 
-/** The node of an agent. It comes only from the agent's token, which is bound to its pod. */
+/** The node of an agent, taken only from the agent's token, which is bound to its pod. */
 export function nodeOfAgent({ username, extra }: ReviewedUser, namespace: string): string {
   const account = agentAccount(namespace);
   if (username !== account) {

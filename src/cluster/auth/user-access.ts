@@ -42,7 +42,7 @@ export interface UserAccessOptions {
   readonly clock: Clock;
   /** For the audience of users. */
   readonly reviews: TokenReviews;
-  /** Gets the causes of failed reviews, which users do not get. */
+  /** Receives the causes of failed reviews, which are not disclosed to users. */
   readonly log: Log;
 }
 
@@ -50,7 +50,7 @@ const group = 'stowage.dev';
 /** The API server's proxy removes `authorization`, so requests through it carry this header. */
 const stowageHeader = 'stowage-authorization';
 const reviewTimeoutMs = 10_000;
-/** A revoked right stays valid for this time. */
+/** How long to cache an answer: a revoked permission stays valid for this time. */
 export const accessCacheMs = 5_000;
 const maxCachedAnswers = 5_000;
 

@@ -34,7 +34,7 @@ const dnsNameTag = 2;
 /** A BIT STRING with only the bit digitalSignature (and 7 unused bits). */
 const signatureOnly = Buffer.from([0x03, 0x02, 0x07, 0x80]);
 
-/** So that machines whose clock is behind accept it. */
+/** How far notBefore lies in the past, so that machines with a slow clock accept the certificate. */
 const backdateMs = 24 * 3_600_000;
 const lifetimeMs = 365 * 24 * 3_600_000;
 
@@ -98,7 +98,7 @@ export interface StoredCredential extends Credential {
 export function readCredential(cert: string, key: string): StoredCredential {
   const x509 = new X509Certificate(cert);
   if (!x509.checkPrivateKey(createPrivateKey(key))) throw new Error('the key is not that of the certificate');
-  // Finds other reasons for which TLS would refuse them, such as a key that is too short.
+  // Finds other reasons for which TLS would refuse the certificate or the key, such as a key that is too short.
   createSecureContext({ cert, key });
   const [notBefore, notAfter] = [x509.validFromDate.getTime(), x509.validToDate.getTime()];
   const isFor = (name: string): boolean => x509.checkHost(name) !== undefined;

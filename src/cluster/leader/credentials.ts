@@ -21,7 +21,7 @@ export interface CredentialsOptions {
 
 /** How often to check whether the certificate has to be renewed. */
 const resyncMs = 6 * 3_600_000;
-/** In case the watch does not report the change. */
+/** When to retry, in case the watch does not report the change. */
 const retryMs = 5_000;
 
 const labels = { 'app.kubernetes.io/managed-by': 'stowage.dev' };
@@ -62,8 +62,8 @@ export async function maintainCredentials(options: CredentialsOptions, scope: Sc
   }
 
   /**
-   * Several processes may try to create or replace the Secret. Optimistic locking lets only one of them succeed; the others fail, and
-   * then use what that one wrote.
+   * Several processes may try to create or replace the Secret. Optimistic locking lets only one of them succeed; the others fail, and then
+   * use the certificate that it wrote.
    */
   async function ensureOwnCredential(scope: Scope): Promise<Credential> {
     const found = secret.object;
@@ -97,7 +97,7 @@ export async function maintainCredentials(options: CredentialsOptions, scope: Sc
     return readUsable(secret.object);
   }
 
-  /** What clients have to trust: the CA, if the Secret has one, otherwise the certificate itself. */
+  /** The certificate that clients have to trust: the CA, if the Secret has one, otherwise the server's own. */
   const authorityOf = ({ cert }: Credential): string => {
     const signedBy = isOwn ? '' : textOf(secret.object, 'ca.crt');
     return signedBy === '' ? cert : signedBy;
@@ -127,7 +127,7 @@ export async function maintainCredentials(options: CredentialsOptions, scope: Sc
   await runReconcileLoop({ objectName: 'certificate', clock, objects: [secret, authority], reconcile }, scope);
 }
 
-/** Another process was faster. The watch reports what it wrote, and triggers the next pass. */
+/** Another process wrote the object first. The watch reports that change, and triggers the next reconcile. */
 function ignoreLostRace(thrown: unknown): undefined {
   if (!['AlreadyExists', 'Conflict'].includes(reasonOf(thrown))) throw thrown;
 }

@@ -1,4 +1,4 @@
-/** The few types of ASN.1 that a certificate is made of, as DER (X.690). */
+/** Encodes a value as DER (X.690). This file has only the types of ASN.1 that a certificate needs. */
 
 function encodeValue(tag: number, ...parts: readonly Buffer[]): Buffer {
   const content = Buffer.concat(parts);

@@ -18,7 +18,7 @@ export interface LeaderSliceOptions {
   readonly port: number;
 }
 
-/** In case the watch misses a change. */
+/** How often to compare the EndpointSlice, in case the watch misses a change. */
 const resyncMs = 60_000;
 const retryMs = 5_000;
 const removeTimeoutMs = 3_000;
@@ -83,7 +83,7 @@ export async function maintainLeaderSlice(options: LeaderSliceOptions, scope: Sc
       log.info('the Service points to this process', { address: options.address, port: options.port });
       return resyncMs;
     } catch (thrown) {
-      // The watch reports the concurrent change, and triggers the next pass.
+      // The watch reports the concurrent change, and triggers the next reconcile.
       if (['Conflict', 'AlreadyExists', 'NotFound'].includes(reasonOf(thrown))) return retryMs;
       throw thrown;
     }

@@ -70,7 +70,7 @@ export async function maintainLeaderEndpoints(options: LeaderEndpointsOptions, s
       }
       return resyncMs;
     } catch (thrown) {
-      // The watch reports the concurrent change, and triggers the next pass.
+      // The watch reports the concurrent change, and triggers the next reconcile.
       if (['Conflict', 'AlreadyExists', 'NotFound'].includes(reasonOf(thrown))) return retryMs;
       throw thrown;
     }

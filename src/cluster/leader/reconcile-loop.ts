@@ -5,7 +5,7 @@ import type { WatchedObject } from '#wire/kube/watched-object.ts';
 import { sleepOrWake } from '../sleep-or-wake.ts';
 
 export interface ReconcileLoopOptions {
-  /** A name for the log. */
+  /** The name of the object in the log. */
   readonly objectName: string;
   readonly clock: Clock;
   /** The loop waits until all of them are synced, and runs again when one of them changes. */

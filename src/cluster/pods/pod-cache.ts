@@ -14,9 +14,9 @@ export interface RequestedPod {
 export interface PodCache {
   /** Undefined if the leader cannot be reached, or another pod has the name. Concurrent callers share one request. */
   get(pod: RequestedPod, signal: AbortSignal): Promise<PodAnswer | undefined>;
-  /** Stops asking this leader for a while. */
+  /** Stops sending requests to this leader for a while. */
   markUnreachable(leader: LeaderAddress): void;
-  /** The leader answers again. */
+  /** Resumes sending requests: the leader answers again. */
   markReachable(): void;
 }
 
@@ -29,7 +29,7 @@ export interface PodCacheOptions {
   readonly ask: (leader: LeaderAddress, pod: RequestedPod) => Promise<PodAnswer>;
 }
 
-/** More than the pods of a node. */
+/** More than the pods that a node can have. */
 const maxPods = 1_000;
 const retryUnreachableMs = 10_000;
 

@@ -11,7 +11,7 @@ import { podPath } from '../names.ts';
 import { refuse } from '../problems.ts';
 import type { RequestHandler } from '../server/tls-server.ts';
 
-/** What an agent may know about a pod of its own node: nothing beyond what CSI could tell it. */
+/** The data of a pod that the leader discloses to the agent of the pod's node: nothing beyond what CSI could pass to it. */
 export interface PodAnswer {
   readonly uid: string;
   /** False if the pod has a user namespace of its own. */
@@ -30,8 +30,8 @@ export interface PodHandlerOptions {
 const answerMs = 5_000;
 
 /**
- * Answers agents' questions about pods. Agents have no right to read pods, since RBAC cannot restrict it to one node. Each agent may ask
- * about pods of the node that its token names. Other requests go to `next`.
+ * Answers agents' requests for pods. Agents have no permission to read pods, since RBAC cannot restrict it to one node. Each agent may
+ * request pods of the node that its token names. Other requests go to `next`.
  */
 export function createPodHandler(options: PodHandlerOptions, next: RequestHandler): RequestHandler {
   const { client, clock, log, reviews, namespace } = options;

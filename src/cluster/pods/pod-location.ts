@@ -18,7 +18,7 @@ export interface PodLocation {
 
 const answerMs = 5_000;
 
-/** Asks the API server on which node a running pod is, and at which address. Returns undefined if there is no such pod. */
+/** Reads the node and the address of a running pod from the API server. Returns undefined if there is no such pod. */
 export async function locatePod(
   client: KubeClient,
   clock: Clock,
@@ -30,7 +30,7 @@ export async function locatePod(
   const { nodeName: node, hostNetwork = false } = pod.spec ?? {};
   const { phase, podIP: address } = pod.status ?? {};
   if (phase === 'Succeeded' || phase === 'Failed') throw podEnded(podName);
-  // Its network may be gone at any moment, and its address may belong to another pod then.
+  // Its network may be removed at any moment, and another pod may then get its address.
   if (pod.metadata.deletionTimestamp !== undefined) throw podEnding(podName);
   if (node === undefined || address === undefined || address === '') throw podWithoutAddress(podName);
   return { uid: pod.metadata.uid ?? '', node, address, hostNetwork };

@@ -12,7 +12,10 @@ export const agentAbsent = (node: string): StowageError =>
     action: `Check Stowage's pod on that node: kubectl get pods --all-namespaces --field-selector spec.nodeName=${node}`,
   });
 
-/** Translates why there was no answer. A change may have happened or not; a retry with the same request id does not repeat it. */
+/**
+ * Returns the error for a request without an answer. Its change may or may not have happened; a retry with the same request id does not
+ * repeat it.
+ */
 export function callErrorFor(node: string, thrown: unknown): unknown {
   if (thrown instanceof DeadlineExceeded) {
     return new StowageError(`the agent of node ${node} gave no answer within ${thrown.ms / 1000} s`, {

@@ -27,14 +27,14 @@ export interface AgentTunnelOptions {
   readonly log: Log;
   /** Stowage's own namespace. */
   readonly namespace: string;
-  /** Has the token of this pod for the controller; the kubelet renews it. */
+  /** Contains this pod's token for the controller; the kubelet renews it. */
   readonly tokenFile: string;
   /** This agent's REST API, with the rights of the owner of its socket. */
   readonly api: RequestListener;
   readonly random?: () => number;
 }
 
-/** A pod waits for the answer. */
+/** Short, since the start of a pod waits for the answer. */
 const podRequestMs = 2_000;
 /** A connection that lasted this long resets the backoff. */
 const stableMs = 30_000;
@@ -72,7 +72,7 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
   async function serveUntilLost(leader: LeaderAddress): Promise<void> {
     const leaderChange = new AbortController();
     using _ = slice.on(() => {
-      // A leader that removed its address may still answer for a moment, so only another address is a reason to leave.
+      // A leader that removed its address may still answer for a moment, so only another address is a reason to disconnect.
       const current = currentLeader();
       if (current !== undefined && (current.host !== leader.host || current.port !== leader.port)) leaderChange.abort();
     });
@@ -111,7 +111,7 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
         continue;
       }
       const text = JSON.stringify(leader);
-      // There is another leader, or another certificate: earlier failures do not count.
+      // The leader or its certificate has changed, so earlier failures do not count.
       if (text !== lastLeader) backOff.reset();
       lastLeader = text;
       await serveOnce(leader);

@@ -11,7 +11,9 @@ import { keepPinging } from './pings.ts';
 
 /** The leader's end of the agents' connections. */
 export interface ConnectedAgents extends Agents, Disposable {
-  /** Takes an upgraded connection. Of several connections of one node the last one requested is used, even if another is ready later. */
+  /**
+   * Accepts an upgraded connection. If a node has several connections, the one requested last is used, even if another one is ready later.
+   */
   accept(node: string, order: number, stream: Duplex): void;
 }
 
@@ -73,7 +75,7 @@ export function createConnectedAgents({
     return connection;
   }
 
-  /** Uses this connection for the node from now on, unless there is a later one. */
+  /** Uses this connection for the node from now on, unless a connection that was requested later is in use. */
   function makeCurrent(node: string, connection: AgentConnection): void {
     const previous = current.get(node);
     if (previous !== undefined && previous.order > connection.order) {

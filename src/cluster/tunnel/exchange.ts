@@ -52,7 +52,7 @@ export async function exchange(
     isEnded = true;
   });
   stream.once('close', () => {
-    // Node also emits `end` for a stream that was cut off, so decide here whether the answer is complete.
+    // Node also emits `end` for a truncated stream, so decide here whether the answer is complete.
     if (isEnded && status !== 0 && stream.rstCode === constants.NGHTTP2_NO_ERROR && !session.destroyed)
       resolve({ status, text: Buffer.concat(chunks).toString('utf8') });
     else reject(new ConnectionLost('the connection ended'));

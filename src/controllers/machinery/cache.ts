@@ -18,8 +18,8 @@ export interface Handlers<T> {
 }
 
 /**
- * The recent objects of one kind on the API server. It can be read at any time: while the API server is away, it keeps the last known
- * state.
+ * The objects of one kind on the API server, kept up to date by a watch. The cache can be read at any time: while the API server is away,
+ * it keeps the last known state.
  */
 export interface Cache<T> {
   /** Whether the first list is complete. */
@@ -113,7 +113,7 @@ export function createCache<Full extends KubeObject, T extends KubeObject>(optio
         applyObject(full, scope);
       }
     }
-    // Objects that were deleted while there was no watch.
+    // Remove objects that were deleted while there was no watch.
     for (const key of objects.keys()) if (!seen.has(key)) remove(key, scope);
     if (!isSynced) scope.log.debug('the cache is synced', { resource: resource.plural, objects: objects.size });
     isSynced = true;

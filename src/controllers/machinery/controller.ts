@@ -35,9 +35,9 @@ export interface Controller {
 export interface ControllerOptions {
   readonly name: string;
   readonly clock: Clock;
-  /** Never runs twice at a time for one key. The kind of error that it throws decides on the retry. */
+  /** Never runs twice at a time for one key. The error that it throws decides whether and when to retry. */
   readonly reconcile: (key: string, scope: Scope) => Promise<ReconcileDone | RequeueAfter>;
-  /** What a key may have to wait for, such as its store. Groups do not delay each other. */
+  /** The group of a key, such as its store. A slow group does not delay other groups. */
   readonly groupOf?: (key: string) => string;
   /** Called with every error before the retry, to report Events. */
   readonly onFailure?: (key: string, error: unknown) => void;

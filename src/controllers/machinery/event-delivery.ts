@@ -5,12 +5,12 @@ import { isTransient, KubeError } from '#wire/kube/errors.ts';
 import type { EventWriter } from './event-writer.ts';
 import type { Report } from './events.ts';
 
-/** The same `regarding`, `related` and `action`: only one reason is true at a time. */
+/** The reports with the same `regarding`, `related` and `action`: only the last reason is valid. */
 export interface Subject {
   readonly topics: Map<string, Topic>;
-  /** The last one reported. */
+  /** The topic that was reported last. */
   newest: Topic | undefined;
-  /** The highest `turn` that is written. */
+  /** The highest `reportNumber` that was written as an Event. */
   highestWritten: number;
 }
 
@@ -18,7 +18,7 @@ export interface Subject {
 export interface Topic {
   readonly subject: Subject;
   report: Report;
-  /** The number of its last report among all reports. */
+  /** The sequence number of its last report, counted over all topics. */
   reportNumber: number;
   reportedAt: number;
   /** How often it was reported. */

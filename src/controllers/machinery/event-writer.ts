@@ -6,7 +6,7 @@ import type { KubeEvent } from '#wire/kube/types.ts';
 import type { Report } from './events.ts';
 import { microTime } from './micro-time.ts';
 
-/** A report with its count, and the wall clock time of the last one. */
+/** A report, how often it was made, and the wall clock time of the last time. */
 export interface CountedReport {
   readonly report: Report;
   readonly count: number;

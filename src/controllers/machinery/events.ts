@@ -5,7 +5,7 @@ import type { KubeEvent, ObjectReference } from '#wire/kube/types.ts';
 import { createEventDelivery, type Subject, type Topic } from './event-delivery.ts';
 import { createEventWriter } from './event-writer.ts';
 
-/** An Event to report. Of those with the same `regarding`, `related` and `action`, only the last one is true. */
+/** An Event to report. Of several Events with the same `regarding`, `related` and `action`, only the last one is valid. */
 export interface Report {
   readonly regarding: ObjectReference;
   readonly related?: ObjectReference;
@@ -14,7 +14,7 @@ export interface Report {
   readonly reason: string;
   /** The attempted action in CamelCase, such as `Provision`. */
   readonly action: string;
-  /** A text for everybody who may read the object. For errors see `errorNote`. */
+  /** A text for all users who may read the object. For errors see `errorNote`. */
   readonly note: string;
 }
 
@@ -48,15 +48,15 @@ export interface EventsOptions {
 const maxNoteBytes = 1_024;
 /** The shortest time between two writes of the same reason on the same object. */
 const minRepeatMs = 300_000;
-/** The same if another reason was reported in between, since that is a change. It still limits what changes all the time. */
+/** The shortest time if another reason was reported in between, since that is a change. It still limits a state that flaps. */
 const minChangeMs = 30_000;
-/** The API server deletes Events after an hour. */
+/** How long the API server keeps Events. */
 const eventLifetimeMs = 3_600_000;
-/** How many subjects to remember; each has only a few reasons. */
+/** The limit of remembered subjects; each has only a few reasons. */
 const maxSubjects = 4_096;
 /**
- * Normal Events are written in a burst of this size, then one per `paceMs`. After creating hundreds of claims, people look at one or two of
- * them, and binding all of them needs the same API server.
+ * Normal Events are written in a burst of this size, then one per `paceMs`. A user who creates hundreds of claims reads the Events of one
+ * or two, while binding all claims needs the same API server.
  */
 const burstSize = 10;
 const tokenIntervalMs = 100;
@@ -208,7 +208,7 @@ function subjectKeyOf({ regarding, related, action }: Report): string {
   return JSON.stringify([...fieldsOf(regarding), ...(related === undefined ? [] : fieldsOf(related)), action]);
 }
 
-/** Cuts by bytes, as the API server counts, but never within a character. */
+/** Truncates by bytes, as the API server counts, but never within a character. */
 function truncateNote(note: string): string {
   if (Buffer.byteLength(note) <= maxNoteBytes) return note;
   const head = Buffer.from(note).subarray(0, maxNoteBytes - 3);

@@ -1,9 +1,9 @@
-/** Keys that wait, by group. Groups take turns, and no group can have all workers. */
+/** Waiting keys, by group. Groups take turns, and no group can have all workers. */
 export interface FairGroups {
   add(group: string, key: string): void;
   /** Removes a waiting key. */
   remove(group: string, key: string): void;
-  /** Takes a key of the next group that may run one more, and moves that group to the end. */
+  /** Takes a key of the next group that is below its limit, and moves that group to the end. */
   take(): { readonly group: string; readonly key: string } | undefined;
   /** The work on a key that was taken from this group has ended. */
   finish(group: string): void;

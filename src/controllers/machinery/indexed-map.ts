@@ -5,7 +5,7 @@ export interface IndexedMap<T> {
   keys(): Iterable<string>;
   values(): Iterable<T>;
   byIndex(index: string, value: string): readonly T[];
-  /** Returns the object that was there before. */
+  /** Returns the previous object of the key. */
   put(key: string, object: T): T | undefined;
   remove(key: string): T | undefined;
 }

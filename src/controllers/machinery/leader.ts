@@ -31,10 +31,10 @@ export interface Leader {
 const renewDeadlineMs = 10_000;
 const renewIntervalMs = 2_000;
 const minRenewIntervalMs = 250;
-/** How long the work may take to end. It ends before another process may lead. */
+/** How long the work may take to end, so that it ends before another process may lead. */
 const shutdownGraceMs = 3_000;
 
-/** The Lease, and when the call that acquired it began: no other process can have seen it earlier. */
+/** The Lease, and when the call that last wrote it began: no other process can have seen it earlier. */
 interface AcquiredLease {
   readonly lease: Lease;
   readonly confirmedAt: number;

@@ -16,7 +16,7 @@ export interface RequeueAfter {
 export const done: ReconcileDone = { kind: 'done' };
 export const requeueAfter = (afterMs: number): RequeueAfter => ({ kind: 'again', afterMs });
 
-/** What an error means for its key. */
+/** How the controller continues with a key after an error. */
 export type Failure =
   /** The reconcile was aborted. */
   | { readonly kind: 'stopped' }
