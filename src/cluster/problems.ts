@@ -57,7 +57,7 @@ export const refuseUnparsable = refusingUnparsable((status) => problemOf(request
 
 /** Refuses `Expect:` with anything but 100-continue. */
 export function refuseExpectation(_request: IncomingMessage, response: ServerResponse): void {
-  const unsupported = new StowageError('the Expect header asks for something unknown', {
+  const unsupported = new StowageError('the Expect header has an unknown value', {
     code: 'invalid',
     reason: 'expectation-unsupported',
     action: 'Leave it out.',

@@ -119,7 +119,7 @@ export function createLostNodeVolumes(
   }
 
   async function breakUse({ id }: Pick<Volume, 'id'>, host: string, node: string, scope: Scope): Promise<void> {
-    scope.log.info('breaking a record of use', { volume: id, host, node });
+    scope.log.info('breaking a use record', { volume: id, host, node });
     try {
       await core.uses.release(id, host, { ...scope, requestId: `node-loss:${id}:${host}` });
     } catch (thrown) {

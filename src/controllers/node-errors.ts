@@ -7,7 +7,7 @@ export const nodeUnknown = (node: string): StowageError =>
   new StowageError(`node '${node}', which was chosen for the volume, is no longer in the cluster`, {
     code: 'conflict',
     reason: 'node-unknown',
-    action: 'Wait: the scheduler chooses another one.',
+    action: 'Wait: the scheduler chooses another node.',
   });
 
 export const notRegistered = (node: string, driver: string): StowageError =>

@@ -57,7 +57,8 @@ const unfit = (name: string): StowageError =>
   new StowageError(`the volume would be called ${quoted(name)}, which cannot be the name of a volume`, {
     code: 'invalid',
     reason: 'claim-name-unfit',
-    action: 'Names have 1 to 128 of A-Z a-z 0-9 _ . -: change what the template of the class takes from the claim.',
+    action:
+      'Names have 1 to 128 characters of A-Z a-z 0-9 _ . -: change the name template of the class, or the values that it takes from the claim.',
   });
 
 const missing = (what: string, key: string): StowageError =>

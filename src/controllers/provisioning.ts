@@ -262,13 +262,13 @@ function requestFor(claim: PersistentVolumeClaim, storageClass: StorageClass): V
     throw unsupported('requests no storage', 'Set spec.resources.requests.storage.');
   const access: Access = spec.volumeMode === 'Block' ? 'block' : 'filesystem';
   // No kubelet could mount such a volume, and its pods would wait forever.
-  const sharedMode =
+  const accessMode =
     driverNamed(storageClass.provisioner)?.multiNode === false
       ? spec.accessModes?.find((mode) => mode.endsWith('Many'))
       : undefined;
-  if (sharedMode !== undefined)
+  if (accessMode !== undefined)
     throw unsupported(
-      `requests ${sharedMode}, but volumes of its class can be used on one node only`,
+      `requests ${accessMode}, but volumes of its class can be used on one node only`,
       `Use ReadWriteOnce or ReadWriteOncePod; or a class of ${fileDriver.name}, whose stores all nodes can reach.`,
     );
   if (access === 'filesystem') refuseMountOptions(storageClass);

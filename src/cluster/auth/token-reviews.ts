@@ -123,7 +123,7 @@ export function nodeOfAgent({ username, extra }: ReviewedUser, namespace: string
   }
   const [node, ...more] = extra[nodeNameKey] ?? [];
   if (node !== undefined && node !== '' && more.length === 0) return node;
-  throw new StowageError("the token does not say on which node its agent's pod is", {
+  throw new StowageError("the token does not name the node of the agent's pod", {
     code: 'denied',
     reason: 'agent-node-unknown',
     action:
@@ -136,7 +136,7 @@ const tokenMissing = (audience: string): StowageError =>
   new StowageError('a bearer token is required here', {
     code: 'unauthenticated',
     reason: 'token-missing',
-    action: `Send a token of Kubernetes for the audience ${audience}.`,
+    action: `Send a Kubernetes token for the audience ${audience}.`,
   });
 
 const tokenRefused = (audience: string): StowageError =>

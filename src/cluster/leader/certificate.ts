@@ -97,7 +97,7 @@ export interface StoredCredential extends Credential {
 /** Throws if the certificate or the key is invalid. */
 export function readCredential(cert: string, key: string): StoredCredential {
   const x509 = new X509Certificate(cert);
-  if (!x509.checkPrivateKey(createPrivateKey(key))) throw new Error('the key is not that of the certificate');
+  if (!x509.checkPrivateKey(createPrivateKey(key))) throw new Error('the key does not belong to the certificate');
   // Finds other reasons for which TLS would refuse the certificate or the key, such as a key that is too short.
   createSecureContext({ cert, key });
   const [notBefore, notAfter] = [x509.validFromDate.getTime(), x509.validToDate.getTime()];

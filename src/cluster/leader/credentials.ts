@@ -56,7 +56,10 @@ export async function maintainCredentials(options: CredentialsOptions, scope: Sc
       const credential = readUsable(found);
       return clock.now() < credential.renewAt ? credential : undefined;
     } catch (error) {
-      log.warn('the certificate cannot be used: creating a new one', { secret: leaderObjectNames.secret, error });
+      log.warn('the certificate is not usable: creating a new certificate', {
+        secret: leaderObjectNames.secret,
+        error,
+      });
       return undefined;
     }
   }

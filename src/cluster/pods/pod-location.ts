@@ -52,7 +52,7 @@ const podWithoutAddress = ({ namespace, name }: PodName): StowageError =>
   new StowageError(`pod '${namespace}/${name}' has no network address yet`, {
     code: 'conflict',
     reason: 'pod-without-address',
-    action: `Wait until it runs, or find out why it does not: kubectl describe pod ${name} --namespace ${namespace}`,
+    action: `Wait until it runs, or find out why it does not run: kubectl describe pod ${name} --namespace ${namespace}`,
   });
 
 const podEnded = ({ namespace, name }: PodName): StowageError =>

@@ -64,8 +64,8 @@ export function createAgentAdmission(options: AgentAdmissionOptions): UpgradeHan
 }
 
 const protocolUnsupported = (): StowageError =>
-  new StowageError(`only agents that speak ${agentUpgrade.protocol} can connect here`, {
+  new StowageError(`only agents with the protocol ${agentUpgrade.protocol} can connect`, {
     code: 'unsupported',
     reason: 'agent-protocol-other',
-    action: 'Run agents and controller of versions that are at most one apart.',
+    action: 'Run versions of the agents and the controller that are at most one apart.',
   });
