@@ -125,7 +125,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         'node-1',
         'node-9',
       ]);
-      // As the server reviews it: a real token passes the check that precedes a review.
+      // The agents' reviews also check the claims before a review: a real token passes that check.
       const reviewed = await createAgentReviews(client, clock).review(await tokenOf({ pod: 'agent-1' }), scopeOf());
       expect(nodeOfAgent(reviewed, namespace)).toBe('node-1');
     });
@@ -288,7 +288,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     const waitForAgent = (running: RunningProgram, times = 1) =>
       expect.poll(() => count(running.output(), 'an agent is connected'), wait).toBe(times);
 
-    test('connects to the next leader when the first is killed, and reconnects after its node was cut off', async () => {
+    test('connects to the next leader when the first is killed, and reconnects after its node lost the network', async () => {
       const first = await startController(8443);
       await expect.poll(() => first.output(), wait).toContain('the Service points to this process');
       const second = await startController(8444);
@@ -319,7 +319,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await expect.poll(() => agent.output(), wait).toContain('the connection to the controller ended');
     }, 200_000);
 
-    test('notices a frozen leader, and connects to the next', async () => {
+    test('notices a frozen leader, and connects to the next one', async () => {
       const first = await startController(8443);
       await expect.poll(() => first.output(), wait).toContain('the Service points to this process');
       const second = await startController(8444);
@@ -328,7 +328,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       first.signal('SIGSTOP');
       await waitForConnection(agent, 8444);
       await waitForAgent(second);
-      // The first notices that it is no longer the leader, and ends without a change of the second one's address.
+      // The first controller notices that it is no longer the leader, and ends without changing the address of the second controller.
       first.signal('SIGCONT');
       await first.ended;
       const found = await client.get(endpointSlices, { namespace, name: 'stowage-leader' }, signal);

@@ -30,7 +30,7 @@ describe('a claim', () => {
     expect(await listPersistentVolumes()).toEqual([]);
   });
 
-  /** The controller creates the volume, and the API server refuses the PersistentVolume, as a webhook can do. */
+  /** Starts the controller, which creates the volume. The API server refuses the PersistentVolume, as a webhook can do. */
   async function startAndRefuse(name: string): Promise<Controller> {
     fixture.api.put(paths.classes, aClass());
     fixture.api.put(paths.claims, aClaim(name));
@@ -50,35 +50,38 @@ describe('a claim', () => {
     fixture.api.requests.filter((one) => one === `GET ${paths.volumes}/pvc-uid-of-cart`).length;
 
   test.each([
-    ['id', 'as the cache knows'],
-    ['store and name', 'as the cache knows'],
-    ['id', 'as only the API server knows'],
-    ['store and name', 'as only the API server knows'],
-  ])('keeps a volume that a user bound to it by hand by its %s, %s', async (handleKind, knownTo) => {
-    const controller = await startAndRefuse('cart');
-    const [volume] = await fixture.volumes();
-    const csi = {
-      driver: 'file.stowage.dev',
-      volumeHandle: handleKind === 'id' ? (volume?.id ?? '') : 'silver..pvc-uid-of-cart',
-    };
-    const claimRef = { namespace: 'shop', name: 'cart', uid: 'uid-of-cart' };
-    const persistentVolume = { metadata: { name: 'by-hand' }, spec: { storageClassName: 'fast', claimRef, csi } };
-    const isInCache = knownTo === 'as the cache knows';
-    if (isInCache) fixture.api.put(paths.volumes, persistentVolume);
-    else
-      fixture.api.intercept = ({ method, url = '' }, response) => {
-        if (method !== 'GET' || !url.startsWith(`${paths.volumes}?limit`)) return false;
-        const list = { kind: 'List', metadata: { resourceVersion: '100' }, items: [persistentVolume] };
-        response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(list));
-        return true;
+    ['id', 'in the cache'],
+    ['store and name', 'in the cache'],
+    ['id', 'only on the API server'],
+    ['store and name', 'only on the API server'],
+  ])(
+    'keeps its volume if a user wrote a PersistentVolume that refers to it by %s and is %s',
+    async (handleKind, knownTo) => {
+      const controller = await startAndRefuse('cart');
+      const [volume] = await fixture.volumes();
+      const csi = {
+        driver: 'file.stowage.dev',
+        volumeHandle: handleKind === 'id' ? (volume?.id ?? '') : 'silver..pvc-uid-of-cart',
       };
-    await eventually(() => fixture.caches.volumes.get('by-hand') !== undefined).toBe(isInCache);
-    fixture.api.put(paths.claims, aClaim('cart', { volumeName: 'by-hand' }));
-    await eventually(cleanupReads).toBe(1);
-    await eventually(() => controller.counts()).toMatchObject({ waiting: 0, running: 0 });
-    expect(await fixture.volumes()).toEqual([volume]);
-    expect(readdirSync(fixture.silverFolder)).toContain('pvc-uid-of-cart');
-  });
+      const claimRef = { namespace: 'shop', name: 'cart', uid: 'uid-of-cart' };
+      const persistentVolume = { metadata: { name: 'by-hand' }, spec: { storageClassName: 'fast', claimRef, csi } };
+      const isInCache = knownTo === 'in the cache';
+      if (isInCache) fixture.api.put(paths.volumes, persistentVolume);
+      else
+        fixture.api.intercept = ({ method, url = '' }, response) => {
+          if (method !== 'GET' || !url.startsWith(`${paths.volumes}?limit`)) return false;
+          const list = { kind: 'List', metadata: { resourceVersion: '100' }, items: [persistentVolume] };
+          response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(list));
+          return true;
+        };
+      await eventually(() => fixture.caches.volumes.get('by-hand') !== undefined).toBe(isInCache);
+      fixture.api.put(paths.claims, aClaim('cart', { volumeName: 'by-hand' }));
+      await eventually(cleanupReads).toBe(1);
+      await eventually(() => controller.counts()).toMatchObject({ waiting: 0, running: 0 });
+      expect(await fixture.volumes()).toEqual([volume]);
+      expect(readdirSync(fixture.silverFolder)).toContain('pvc-uid-of-cart');
+    },
+  );
 
   test('that was deleted leaves its volume behind if the volume has data', async () => {
     const controller = await startAndRefuse('cart');
@@ -89,7 +92,7 @@ describe('a claim', () => {
     expect(readdirSync(join(fixture.silverFolder, 'pvc-uid-of-cart'))).toEqual(['file']);
   });
 
-  test('that was deleted is forgotten after the cleanup of its volume', async () => {
+  test('that was deleted gets no second cleanup after its volume was deleted', async () => {
     const controller = await startAndRefuse('cart');
     fixture.api.remove(paths.claims, 'cart');
     await eventually(() => fixture.volumes()).toEqual([]);
@@ -100,7 +103,7 @@ describe('a claim', () => {
     expect(cleanupReads()).toBe(1);
   });
 
-  test('keeps its volume if only the cache misses the claim', async () => {
+  test('keeps its volume if the claim is missing only in the cache', async () => {
     fixture.api.put(paths.classes, aClass());
     fixture.api.put(paths.claims, aClaim('cart'));
     let refused = 0;
@@ -146,7 +149,7 @@ describe('a claim', () => {
   });
 });
 
-describe('a claim with the same name as a deleted one', () => {
+describe('a claim with the same name as a deleted claim', () => {
   const secondClaim = (): AnyObject => aClaim('cart', {}, { uid: 'uid-of-second' });
   const failedClaimUids = async (): Promise<readonly (string | undefined)[]> =>
     (await fixture.list(events))
@@ -154,7 +157,7 @@ describe('a claim with the same name as a deleted one', () => {
       .map(({ regarding }) => regarding.uid);
   const isFirstVolume = (body: string): boolean => body.includes('"pvc-uid-of-cart"');
 
-  test('waits neither for the cleanup of the deleted one nor for its backoff', async () => {
+  test('waits neither for the cleanup of the deleted claim nor for its backoff', async () => {
     fixture.api.put(paths.classes, aClass());
     fixture.api.put(paths.claims, aClaim('cart'));
     const volumeWrite = Promise.withResolvers<ServerResponse>();

@@ -30,7 +30,7 @@ const restore = (id: string): Promise<Volume> => node.server.core.deletions.rest
 const volumeNames = async (): Promise<readonly string[]> => (await node.volumes()).map(({ name }) => name);
 const folderExists = (name: string): boolean => existsSync(join(node.server.folder, 'disks', name));
 
-/** The agent carries out the request, and its answer is lost. */
+/** Loses the answer to the next request, which the agent carries out. */
 function loseNextAnswer(): void {
   node.connect();
   const { answer } = node;
@@ -45,7 +45,7 @@ function loseNextAnswer(): void {
   });
 }
 
-describe('an agent that is asked to delete', () => {
+describe('an agent that gets a request to delete', () => {
   test('deletes a volume a second time after it was restored', async () => {
     const { id } = await create('a');
     for (const _ of ['first', 'second', 'third']) {
@@ -74,7 +74,7 @@ describe('an agent that is asked to delete', () => {
     expect(await node.volumes()).toMatchObject([{ id }]);
   });
 
-  test('says that the volume is unknown when the request is repeated after its answer was lost', async () => {
+  test('returns that the volume is unknown when the request is repeated after its answer was lost', async () => {
     const { id } = await create('a');
     loseNextAnswer();
     await expect(agent.delete('node-1', id, 'uid-of-pv', scope)).rejects.toMatchObject({ reason: 'agent-lost' });
@@ -82,7 +82,7 @@ describe('an agent that is asked to delete', () => {
     expect(await agent.delete('node-1', id, 'uid-of-pv', scope)).toBe('unknown');
   });
 
-  test('deletes once when it is asked twice at the same time', async () => {
+  test('deletes the volume once when it gets two requests at the same time', async () => {
     const { id } = await create('a');
     const outcomes = await Promise.all([
       agent.delete('node-1', id, 'uid-of-pv', scope),

@@ -12,7 +12,7 @@ const mib = 1024n ** 2n;
 const driversPath = '/apis/storage.k8s.io/v1/csidrivers';
 const capacitiesPath = '/apis/storage.k8s.io/v1/namespaces/stowage-system/csistoragecapacities';
 
-/** An agent whose store `disks` has so much room, of 1000 MiB. */
+/** Connects an agent whose store `disks` has this free space, of 1000 MiB. */
 function connectAgent(node: string, free: () => bigint, isOpen = true): void {
   fixture.api.put(paths.nodes, { metadata: { name: node, uid: node, labels: { [nodeTopologyKey]: node } } });
   const listed = {
@@ -91,7 +91,7 @@ describe('CSIStorageCapacity objects', () => {
     expect(owners).toEqual(['uid-of-the-next', 'uid-of-the-next']);
   });
 
-  test('are not written without a CSIDriver, which is read only before a write', async () => {
+  test('are not written without a CSIDriver, which the controller reads only before a write', async () => {
     connectAgent('node-1', () => 500n * mib);
     putLocalClass();
     const { counts, ...capacity } = startCapacity();
@@ -140,7 +140,7 @@ describe('CSIStorageCapacity objects', () => {
     expect((await fixture.list(csiStorageCapacities))[0]?.nodeTopology).toEqual({ matchLabels: {} });
   });
 
-  test('are updated after a large change, or after a while', async () => {
+  test('are updated at once after a large change, and minutes later after a small change', async () => {
     let free = 500n * mib;
     connectAgent('node-1', () => free);
     putLocalClass();

@@ -100,7 +100,7 @@ describe('a PersistentVolume', () => {
     expect(warnings).toEqual([['no volume was deleted: the volumeHandle is not one of Stowage', { handle: 'a' }]]);
   });
 
-  test('stays when the Store of that name is at another location now', async () => {
+  test('stays when its volume is not found and the Store of that name is at another location now', async () => {
     const provisionedBy = { 'pv.kubernetes.io/provisioned-by': 'file.stowage.dev' };
     const { id } = await createReleasedVolume({
       metadata: { annotations: { ...provisionedBy, [storeIdentityAnnotation]: 'of-before' } },
@@ -132,7 +132,7 @@ describe('a PersistentVolume', () => {
     expect(await fixture.volumes()).toMatchObject([{ labels: { 'stowage.dev/retained': 'true' } }]);
   });
 
-  /** Labelling a volume that stays fails at first. */
+  /** Starts the controller with a provisioner whose `retain` fails, and returns a function that makes it succeed. */
   async function startWithFailingRetain(code: ErrorCode, reason: string): Promise<() => void> {
     await createReleasedVolume({
       metadata: { deletionTimestamp: deletionTime },
@@ -142,7 +142,7 @@ describe('a PersistentVolume', () => {
     if (file === undefined) throw new Error('there is no provisioner');
     let isFailing = true;
     const retain: Provisioner['retain'] = async (handle, scope) => {
-      if (isFailing) throw relayed('it cannot be said', { code, reason, action: 'Wait.' });
+      if (isFailing) throw relayed('the volume cannot be labelled', { code, reason, action: 'Wait.' });
       await file.retain(handle, scope);
     };
     fixture.start(createDeleting, { provisioners: new Map([[file.driver, { ...file, retain }]]) });
@@ -154,7 +154,7 @@ describe('a PersistentVolume', () => {
   test('with the policy Retain stays until its volume is labelled', async () => {
     const allow = await startWithFailingRetain('unavailable', 'store-silent');
     await eventually(async () => (await fixture.notes('VolumeFailedDelete')).join()).toContain(
-      'it cannot be said. Wait.',
+      'the volume cannot be labelled. Wait.',
     );
     expect(await remainingCounts()).toEqual([1, 1]);
     allow();
@@ -162,11 +162,11 @@ describe('a PersistentVolume', () => {
     expect(await fixture.volumes()).toMatchObject([{ labels: { 'stowage.dev/retained': 'true' } }]);
   });
 
-  test('with the policy Retain stays while only the agent does not know its store', async () => {
+  test('with the policy Retain stays while the agent does not know its store, but the Store object exists', async () => {
     fixture.api.put(paths.stores, { metadata: { name: 'silver' }, spec: { uri: 'local:///silver' } });
     await startWithFailingRetain('not-found', 'store-unknown');
     await eventually(async () => (await fixture.notes('VolumeFailedDelete')).join()).toContain(
-      'it cannot be said. Wait.',
+      'the volume cannot be labelled. Wait.',
     );
     expect(await remainingCounts()).toEqual([1, 1]);
   });
@@ -220,7 +220,7 @@ describe('a PersistentVolume', () => {
     await eventually(remainingCounts).toEqual([0, 0]);
   });
 
-  test('keeps its volume when only the API server knows that the policy is Retain now', async () => {
+  test('keeps its volume if the policy is already Retain on the API server, but not in the cache', async () => {
     await createReleasedVolume();
     const [object] = await fixture.list(persistentVolumes);
     const retained = { ...object, spec: { ...object?.spec, persistentVolumeReclaimPolicy: 'Retain' } };

@@ -20,7 +20,7 @@ const uidOf = (pod: string): string => `00000000-0000-4000-8000-${Buffer.from(po
 let agents: FakeAgents;
 let mountProblems: MountProblems;
 let health: Controller;
-/** What each node's agent says. */
+/** The problems that each node's agent reports. */
 let problems: Map<string, object[]>;
 let evicted: string[];
 /** The clock of the controller that evicts pods. */
@@ -111,7 +111,7 @@ test.each([
   ['its id', volume],
   ['store and name', 'silver..a'],
 ])(
-  'a claim and its pods get one Event when their volume, known by %s, becomes unhealthy, and one when it is healthy again',
+  'a claim and its pod get one Event when their volume, with the handle %s, becomes unhealthy, and one when it is healthy again',
   async (_, volumeHandle) => {
     const csi = { driver: 'file.stowage.dev', volumeHandle };
     const claimRef = { namespace: 'shop', name: 'data', uid: 'uid-of-data' };
@@ -271,7 +271,7 @@ test('a claim with more unhealthy nodes than its message names becomes healthy w
   await eventually(condition).toMatchObject({ status: 'True' });
 });
 
-test('a claim stays unhealthy while a node is away that had a lesser problem than the one in its message', async () => {
+test('a claim stays unhealthy while the agent of a node is disconnected that had a less severe problem than the one in the message', async () => {
   putNodes(nodeNames(2));
   start();
   setProblems('node-1', problem('on1', { condition: 'dead', detail: 'x' }));
@@ -316,7 +316,7 @@ test('a claim with more unhealthy nodes than fit in its annotation needs the rep
   expect(nodesToKeep(['node-1'], ['*'], known)).toEqual(['node-1', 'node-7']);
 });
 
-test('the last report of an agent stays when its connection is lost', async () => {
+test('the last report of an agent stays valid when its connection is lost', async () => {
   putPod('web');
   start();
   setProblems('node-1', problem('web'));
@@ -334,7 +334,7 @@ test('a remounted volume is unhealthy for containers that started before, until 
   await eventually(condition).toMatchObject({ status: 'False', reason: 'RestartNeeded' });
   await eventually(async () => (await eventsOn('Pod')).join()).toContain('Restart the pod. With the annotation');
   expect((await eventsOn('Pod')).every((one) => one.startsWith('old '))).toBe(true);
-  // Its container is.
+  // The container has restarted.
   putPod('old', 'node-1', '2026-01-01T12:00:02Z');
   await eventually(condition).toMatchObject({ status: 'True' });
   expect(evicted).toEqual([]);
@@ -346,7 +346,7 @@ const setRestartAnnotation = (value: string): void => {
   fixture.api.put(paths.claims, { ...claim, status: { phase: 'Bound' } });
 };
 
-test('pods that only a restart helps are evicted one after the other if the claim has the annotation', async () => {
+test('pods that only a restart helps are evicted, with a pause in between, if the claim has the annotation', async () => {
   setRestartAnnotation('true');
   for (const pod of ['one', 'two', 'well']) putPod(pod);
   putPod('alone', 'node-1', undefined, { ownerReferences: [] });
@@ -400,7 +400,7 @@ test('an eviction that a disruption budget forbids is retried', async () => {
   }).toHaveLength(1);
 });
 
-test('a pod that the controller may not evict gets an Event that says so', async () => {
+test('a pod that the controller may not evict gets an Event about that', async () => {
   setRestartAnnotation('true');
   putPod('one');
   evictionStatus = 403;

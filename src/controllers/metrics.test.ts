@@ -11,7 +11,7 @@ import { createControllerMetrics } from './metrics.ts';
 const fixture = controllerFixture();
 const { signal } = new AbortController();
 
-test('the metrics cover a working leader, and leave out what has not started', async () => {
+test('the metrics cover controllers, caches, agents and Events as soon as the process leads', async () => {
   let isLeading = false;
   const metrics = createControllerMetrics('1.2.3', () => isLeading);
   const lines = async (): Promise<readonly string[]> =>

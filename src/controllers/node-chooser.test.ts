@@ -75,7 +75,7 @@ describe('a claim whose node the scheduler has chosen', () => {
     expect(fixture.agents.requests.filter((one) => one === 'node-2 GET /v1/stores/disks')).toHaveLength(expectedReads);
   });
 
-  test('gets the same volume from the next controller, even if the claim has changed', async () => {
+  test('gets the same volume from the next controller, even if the request has changed', async () => {
     const [, two] = await twoNodes();
     const wanted = { claim: { namespace: 'shop', name: 'data', uid: 'u-1' }, store: 'disks', name: 'pvc-u-1' };
     const more = { bytes: gib, enforce: false, access: 'filesystem', node: 'node-2', allowedTopologies: [] } as const;
@@ -93,7 +93,7 @@ describe('a claim whose node the scheduler has chosen', () => {
     expect(await volumeCounts(two)).toEqual([1]);
   });
 
-  test('has one volume in the end if its node changes while the result of a request is unknown', async () => {
+  test('has one volume in the end if its node changes after the answer of the first node was lost', async () => {
     const [one, two] = await twoNodes();
     one.intercept = async (request) => {
       if (request.method !== 'POST' || request.path !== '/v1/volumes') return undefined;
@@ -121,14 +121,14 @@ describe('a claim whose node the scheduler has chosen', () => {
   };
 
   test.each<[string, (node: AgentNode) => void, RegExp]>([
-    ['has no room', () => undefined, /has no room for/],
+    ['has not enough space', () => undefined, /has no room for/],
     [
       'does not see the store’s folder',
       (node) => Object.assign(node, { intercept: folderNotVisible }),
       /cannot use its configured location/,
     ],
     ['is no longer in the cluster', () => fixture.api.remove(paths.nodes, 'node-1'), /no longer in the cluster/],
-  ])('goes back to the scheduler with an Event if the node %s', async (_, prepare, expectedNote) => {
+  ])('is returned to the scheduler with an Event if the node %s', async (_, prepare, expectedNote) => {
     const [one, two] = await twoNodes('?maxBytes=1M');
     prepare(one);
     fixture.api.put(paths.classes, aLocalClass());
@@ -190,7 +190,7 @@ describe('a claim that does not wait for a pod', () => {
     expect(await wellMade()).toHaveLength(2);
   });
 
-  test('is not refused because of unfilled volumes, and goes to the node with fewer new volumes', async () => {
+  test('is not refused because of empty volumes, and gets its volume on the node with fewer new volumes', async () => {
     const nodes = await twoNodes();
     for (const [index, node] of nodes.entries())
       node.intercept = ({ path }) =>
@@ -223,7 +223,7 @@ describe('a claim that does not wait for a pod', () => {
   const diskBroken = (): StowageError =>
     new StowageError('the disk is broken', { code: 'unavailable', reason: 'store-io-error', action: '' });
 
-  test('gets its volume on another node when the one whose answer was lost refuses, which keeps no volume', async () => {
+  test('gets its volume on another node when the first node refuses a retry after a lost answer, and the first node keeps no volume', async () => {
     const [one, two] = await twoNodes('?maxBytes=8G', '?maxBytes=2G');
     let createCount = 0;
     one.intercept = async (request) => {
@@ -246,7 +246,7 @@ describe('a claim that does not wait for a pod', () => {
     expect(createCount).toBe(2);
   });
 
-  test('gets its volume on another node when the one on which an earlier controller created it refuses', async () => {
+  test('gets its volume on another node when the node refuses on which an earlier controller created it', async () => {
     const [one, two] = await twoNodes('?maxBytes=8G', '?maxBytes=2G');
     await makeFor('data', one);
     let createCount = 0;
@@ -269,7 +269,7 @@ describe('a claim that does not wait for a pod', () => {
     ['disk', '/v1/stores/disks/check'],
     ['agent', '/v1/stores'],
   ])(
-    'gets its volume on another node when the %s of the chosen one is silent for long, which keeps no volume',
+    'gets its volume on another node when the %s of the chosen node does not answer for a minute, and the chosen node keeps no volume',
     async (_, silentPath) => {
       const [one, two] = await twoNodes('?maxBytes=8G', '?maxBytes=2G');
       const clock = createFakeClock();
@@ -310,7 +310,7 @@ describe('a claim that does not wait for a pod', () => {
     },
   );
 
-  test('is not retried after every poll of the nodes, but when one of them has enough free space', async () => {
+  test('is not retried after every poll of the nodes, but as soon as a node has enough free space', async () => {
     const nodes = await twoNodes();
     let free = gib / 2n;
     for (const node of nodes)
@@ -410,7 +410,7 @@ describe('a claim that does not wait for a pod', () => {
     const [volume] = await volumes();
     expect(volume?.spec.csi?.volumeHandle).toBe((await two.volumes())[0]?.id);
     expect(await volumeCounts(one, two)).toEqual([0, 1]);
-    // No earlier controller knew a claim that was created later.
+    // An earlier controller cannot have created a volume for a claim that was created later.
     fixture.agents.disconnect('node-2');
     fixture.api.put(paths.claims, aLocalClaim('later'));
     await eventually(() => volumeCounts(one)).toEqual([1]);

@@ -65,7 +65,7 @@ test('a node that is only unreachable keeps its use records', async () => {
   expect(await hostsWithUses()).toEqual(['host-1', 'host-2', 'host-3']);
 });
 
-test('a node that only the cache misses keeps its use records', async () => {
+test('a node that is missing only in the cache keeps its use records', async () => {
   const controller = start();
   await eventually(() => controller.counts().done).toBe(2);
   fixture.api.intercept = ({ method, url }, response) => {
@@ -139,7 +139,7 @@ test('an agent cannot claim the machine of another node', async () => {
   expect(await recordedHosts()).toEqual({ 'host-2': 'node-2 its-uid' });
 });
 
-test('an agent cannot claim a machine outside the cluster, whose use records name it', async () => {
+test('an agent cannot claim a machine outside the cluster, whose use records name another node', async () => {
   await recordUse('host-6', 'docker-1', 'container');
   const { uid } = fixture.api.put(paths.nodes, aNode('node-1')).metadata;
   const controller = start();
@@ -151,7 +151,7 @@ test('an agent cannot claim a machine outside the cluster, whose use records nam
   expect(await hostsWithUses()).toEqual(['host-1', 'host-2', 'host-3', 'host-6']);
 });
 
-test('a deleted node that only became the writer of a volume loses it', async () => {
+test('a deleted node that became the writer of a volume, and recorded no user, loses its use record', async () => {
   await fixture.core.stores.view('silver').store?.uses?.takeWriter(volume, 'host-4', aCall());
   recordHosts({ 'host-4': 'node-4 its-uid' });
   start();
@@ -165,7 +165,7 @@ test.each<[string, () => void]>([
     () => void fixture.api.put(paths.nodes, aNode('node-2', 'node.kubernetes.io/out-of-service')),
   ],
   ['that was deleted and came back', () => fixture.api.remove(paths.nodes, 'node-2')],
-])('a node %s while its volumes were being released keeps them', async (_, loseNode) => {
+])('a node %s while its volumes were being released keeps its use records', async (_, loseNode) => {
   loseNode();
   recordHosts({ 'host-2': 'node-2 its-uid' });
   let isRead = false;
@@ -192,7 +192,7 @@ test('a volume whose PersistentVolume refers to it by store and name is released
 
 test('a store that does not answer does not delay others, and is retried', async () => {
   await fixture.core.stores.add('gold', fixture.newStoreUri('gold'), aCall());
-  // More volumes than the controller asks for concurrently, listed before those of the store that answers.
+  // More volumes than the controller handles concurrently, listed before the volumes of the store that answers.
   const silver = (await fixture.list(persistentVolumes)).find(({ metadata: { name } }) => name === 'pvc-1');
   fixture.api.remove(paths.volumes, 'pvc-1');
   const goldUses = fixture.core.stores.view('gold').store?.uses;
@@ -252,7 +252,7 @@ describe('an ephemeral volume of a pod', () => {
   };
   const volumeNames = async (): Promise<readonly string[]> => (await fixture.volumes()).map(({ name }) => name);
 
-  test('is deleted with its node, and no other is', async () => {
+  test('is deleted with its node, and volumes of other machines stay', async () => {
     await createEphemeral('x', 'host-4');
     await createEphemeral('y', 'host-5');
     recordHosts({ 'host-4': 'node-4 its-uid' });

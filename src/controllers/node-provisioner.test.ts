@@ -25,7 +25,7 @@ describe('a claim whose PersistentVolume cannot be written', () => {
     };
   };
 
-  test('keeps a volume that a user bound to it by hand, by store and name, as only the API server knows', async () => {
+  test('keeps the volume if a PersistentVolume that is not in the cache yet refers to it by store and name', async () => {
     const [one] = await twoNodes();
     refusePersistentVolumes();
     fixture.api.put(paths.classes, aLocalClass());
@@ -72,7 +72,7 @@ describe('a claim whose PersistentVolume cannot be written', () => {
 describe('a volume of a node', () => {
   const updatePersistentVolume = async (change: object = {}): Promise<void> => {
     const [volume] = await volumes();
-    if (volume === undefined) throw new Error('there is none');
+    if (volume === undefined) throw new Error('there is no PersistentVolume');
     const { metadata, spec } = volume;
     fixture.api.put(paths.volumes, { metadata, spec, ...change });
   };
@@ -140,7 +140,7 @@ describe('a volume of a node', () => {
     expect(await volumeCounts(one)).toEqual([expectedCount]);
   });
 
-  test('is deleted on its node, whatever the labels of other nodes are', async () => {
+  test('is deleted on its node, regardless of the labels of other nodes', async () => {
     const [one, two] = await twoNodesWithVolume();
     const nodeLabelledNode1 = (name: string) => ({
       metadata: { name, uid: `uid-of-${name}`, labels: { [nodeTopologyKey]: 'node-1' } },
@@ -237,7 +237,7 @@ describe('a volume of a node', () => {
     expect(await volumes()).toHaveLength(1);
   });
 
-  test('is expanded by the agent, without work for kubelets', async () => {
+  test('is expanded by the agent, not by the kubelet', async () => {
     const [one] = await twoNodesWithVolume();
     const claim = aClaim('data', { volumeName: 'pvc-uid-of-data', resources: { requests: { storage: '3Gi' } } });
     fixture.api.put(paths.claims, { ...claim, status: { phase: 'Bound', capacity: { storage: '1Gi' } } });
@@ -246,7 +246,7 @@ describe('a volume of a node', () => {
     expect((await volumes())[0]?.spec.capacity).toEqual({ storage: '3Gi' });
   });
 
-  test('is deleted after a while when its claim is gone, or has another volume', async () => {
+  test('is deleted after the minimum age when its claim is gone, or has another volume', async () => {
     const [one] = await twoNodes();
     for (const name of ['gone', 'other', 'waits', 'by-hand']) await makeFor(name, one);
     fixture.api.put(paths.claims, aClaim('other', { volumeName: 'of-another-driver' }));
@@ -264,7 +264,7 @@ describe('a volume of a node', () => {
 
   test('without a claim is deleted if it is empty, and reported otherwise', async () => {
     const [one] = await twoNodes();
-    // Two belong to claims whose volumes are on the other node, and one belongs to a claim that waits.
+    // Two volumes belong to claims that are bound on the other node, and one belongs to a pending claim.
     for (const name of ['empty', 'full', 'waits']) await makeFor(name, one);
     writeFileSync(join(one.server.folder, 'disks', 'full', 'file'), 'x');
     mkdirSync(join(one.server.folder, 'disks', 'not-ours'));

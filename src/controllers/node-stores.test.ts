@@ -34,7 +34,7 @@ const reportedStores = (node: string): unknown =>
 
 const pollCount = (): number => fixture.agents.requests.filter((one) => one === 'node-1 GET /v1/stores').length;
 
-test('nodes report their own stores: a hanging disk does not affect others, and limits count', async () => {
+test('nodes report their own stores: a hanging disk does not affect other stores, and limits bound the free space', async () => {
   for (const name of ['disks', 'bounded', 'full', 'silent']) putStore(name);
   const all = [
     listedStore('disks'),
@@ -63,7 +63,7 @@ test('nodes report their own stores: a hanging disk does not affect others, and 
   await eventually(() => [...fixture.parts.nodeStores.all()]).toEqual([]);
 });
 
-test('a new store is polled until the agent has it', async () => {
+test('the agent is polled until it has a new store', async () => {
   let all: readonly object[] = [];
   fixture.agents.connect(
     'node-1',
@@ -145,7 +145,7 @@ test('a poll without a change causes no notification', async () => {
 test.each<[string, () => readonly object[]]>([
   ['stores without a Store object', () => Array.from({ length: 900 }, (_, at) => listedStore(`made-up-${at}`))],
   ['one store many times', () => Array.from({ length: 900 }, () => listedStore('disks'))],
-])('an agent that lists %s costs no calls and no memory', async (_, otherStores) => {
+])('an agent that lists %s causes no additional checks', async (_, otherStores) => {
   putStore('disks');
   const answer = answersWith(() => [listedStore('disks'), ...otherStores()]);
   fixture.agents.connect('node-1', answer);

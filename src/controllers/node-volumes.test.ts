@@ -32,7 +32,7 @@ async function createVolumeOn(node: AgentNode, name: string, more: object = {}):
 
 const namesOn = async (node: AgentNode): Promise<readonly string[]> => (await node.volumes()).map(({ name }) => name);
 
-/** The volumes that are left after the search of the node. */
+/** Searches the node for orphans, and returns the volumes that are left. */
 async function searchNode(node: AgentNode): Promise<readonly string[]> {
   const nodeVolumes = start();
   await eventually(() => nodeVolumes.counts().again).toBeGreaterThan(0);
@@ -54,7 +54,7 @@ test('an orphan directory is deleted if it is empty, and reported otherwise', as
   );
 });
 
-test('orphans on different nodes get Events of their own', async () => {
+test('orphans on different nodes get separate Events', async () => {
   const names = ['node-1', 'node-2'];
   for (const name of names) {
     const node = await anAgentNode(fixture, name);
@@ -68,7 +68,7 @@ test('orphans on different nodes get Events of their own', async () => {
   await eventually(notes).toEqual(names.map((name) => expect.stringContaining(`${name}: On node ${name}, 1 volumes`)));
 });
 
-test('a volume to which a PersistentVolume refers by store and name stays, even if only the API server knows that', async () => {
+test('a volume stays if a PersistentVolume refers to it by store and name, even if the PersistentVolume is not in the cache yet', async () => {
   const node = await anAgentNode(fixture, 'node-1');
   for (const name of ['known', 'untold', 'nobodys']) await createVolumeOn(node, name);
   const byHand = (name: string) => ({
@@ -107,7 +107,7 @@ test.each<[string, (page: number) => object]>([
     'labels that no volume can have',
     () => ({ items: [{ ...listedVolume('a'), labels: { long: 'x'.repeat(2_000) } }] }),
   ],
-])('an answer with %s is refused, and takes no memory', async (_, page) => {
+])('an answer with %s is refused, and not kept in memory', async (_, page) => {
   const node = await anAgentNode(fixture, 'node-1');
   let pages = 0;
   node.intercept = ({ path }) => (path.startsWith('/v1/volumes?') ? page(pages++) : undefined);

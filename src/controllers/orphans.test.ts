@@ -35,7 +35,7 @@ async function searchOrphans(clock = clockAheadBy()): Promise<readonly string[]>
   return (await fixture.volumes()).map(({ name }) => name);
 }
 
-test('an empty orphan is deleted; volumes that are or were in use stay', async () => {
+test('an empty orphan is deleted; volumes that have or had a claim or a PersistentVolume stay', async () => {
   await createVolume('orphan');
   await createVolume('claimed');
   fixture.api.put(paths.claims, aClaim('claimed'));
@@ -51,7 +51,7 @@ test('an empty orphan is deleted; volumes that are or were in use stay', async (
   const csiByName = { driver: 'file.stowage.dev', volumeHandle: 'silver..by-name' };
   fixture.api.put(paths.volumes, { metadata: { name: 'also-by-hand' }, spec: { csi: csiByName } });
   await createVolume('retained', { 'stowage.dev/retained': 'true' });
-  // This label belongs to the claim, and says nothing about the volume.
+  // This label comes from the claim: it does not mark the volume as retained.
   await createVolume('labelled', {}, { 'kubernetes.io/retained': 'true' });
   const plain = { store: 'silver', name: 'plain', bytes: 1n, access: undefined, labels: {} };
   await fixture.core.volumes.create(plain, aCall());
@@ -96,7 +96,7 @@ test('a volume that was just created stays', async () => {
   expect(await searchOrphans(clockAheadBy(60_000))).toEqual(['young']);
 });
 
-test('a volume whose claim only the API server knows stays', async () => {
+test('a volume stays if its claim is not in the cache yet', async () => {
   await createVolume('claimed');
   let lists = 0;
   fixture.api.intercept = ({ url = '' }, response) => {
@@ -111,7 +111,7 @@ test('a volume whose claim only the API server knows stays', async () => {
   expect(lists).toBe(2);
 });
 
-test('a volume stays if only the API server knows a PersistentVolume that refers to it by store and name', async () => {
+test('a volume stays if a PersistentVolume that is not in the cache yet refers to it by store and name', async () => {
   await createVolume('by-name');
   await createVolume('nobodys');
   let lists = 0;

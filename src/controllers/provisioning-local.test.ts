@@ -47,7 +47,7 @@ test.each(['ReadWriteOnce', 'ReadWriteOncePod'])('a claim of a local store gets 
   await eventually(() => fixture.list(persistentVolumes)).toMatchObject([{ spec: { accessModes: [mode] } }]);
 });
 
-test('a recreated claim does not wait for the node of the first one, and gets no Events about it', async () => {
+test('a recreated claim does not wait for the node of the deleted claim, and gets no Events about it', async () => {
   const [one, two] = await twoNodes();
   fixture.api.put(paths.classes, aLocalClass());
   fixture.api.put(paths.claims, aLocalClaim('data', 'node-1'));
@@ -73,7 +73,7 @@ test('a recreated claim does not wait for the node of the first one, and gets no
   fixture.api.put(paths.claims, { ...recreated, metadata: { ...recreated.metadata, uid: 'uid-of-second' } });
   await eventually(wellMade).toEqual(['pvc-uid-of-second']);
   await eventually(() => fixture.notes('ProvisioningSucceeded')).toHaveLength(1);
-  // Only the first claim gets the Event about the first claim.
+  // The recreated claim gets no Event about the deleted claim.
   expect(await fixture.notes('ProvisioningFailed')).toHaveLength(1);
   expect(await volumeCounts(one, two)).toEqual([1, 1]);
   one.intercept = undefined;

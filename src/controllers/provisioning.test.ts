@@ -28,7 +28,7 @@ describe('a claim', () => {
     fixture.start(createProvisioning);
     fixture.api.put(paths.claims, aClaim('cart'));
     await gate.reached;
-    // The change waits for operations in flight, and hides the store from now on.
+    // The removal waits for operations in flight, and hides the store from now on.
     const removing = fixture.core.stores.remove('silver', aCall());
     await eventually(() => fixture.core.stores.list().some(({ store }) => store?.identity === identity)).toBe(false);
     gate.open();
@@ -112,7 +112,7 @@ describe('a claim', () => {
     expect(await fixture.volumes()).toHaveLength(1);
   });
 
-  test('gets its volume completed if a controller was killed after it wrote only the record', async () => {
+  test('gets a complete volume if a controller was killed after it had written only the record', async () => {
     const spec = { store: 'silver', name: 'pvc-uid-of-cart', bytes: 1n << 30n, access: undefined, labels: {} };
     const existing = await fixture.core.volumes.create(spec, aCall({ requestId: 'uid-of-cart' }));
     rmdirSync(join(fixture.silverFolder, 'pvc-uid-of-cart'));
@@ -123,7 +123,7 @@ describe('a claim', () => {
     expect(readdirSync(fixture.silverFolder)).toContain('pvc-uid-of-cart');
   });
 
-  test('gets another volume if another host deleted the first before it had a PersistentVolume', async () => {
+  test('gets another volume if another host deleted the first volume before it had a PersistentVolume', async () => {
     const spec = { store: 'silver', name: 'pvc-uid-of-cart', bytes: 1n << 30n, access: undefined, labels: {} };
     const existing = await fixture.core.volumes.create(spec, aCall({ requestId: 'uid-of-cart' }));
     const other = await startServer({ listen: 'none', kinds: [...fixture.parts.kinds.values()] });
@@ -293,7 +293,7 @@ describe('a claim', () => {
 
   test.each<[string, object, object, string]>([
     [
-      'with mount options that no mount is given',
+      'with unsupported mount options',
       { mountOptions: ['nosuid', 'nodev,vers=4.1'] },
       {},
       "class 'fast' has mountOptions that Stowage does not support. Allowed are: defaults, rw, ro, nosuid, nodev. Options of the connection to a store belong in the Store object",
@@ -309,7 +309,7 @@ describe('a claim', () => {
     ['with a wrong template', { parameters: { nameTemplate: '{x}' } }, {}, "'{x}' is not a valid name template"],
     ['with half a template', { parameters: { nameTemplate: '{name' } }, {}, "'{name' is not a valid name template"],
     [
-      'without what the template wants',
+      'without a label that the template needs',
       { parameters: { nameTemplate: '{label:team}' } },
       {},
       "the class names volumes by the label 'team', which the claim does not have. Add it to the claim.",
@@ -356,7 +356,7 @@ describe('a claim', () => {
     expect((await fixture.notes('ProvisioningFailed')).join()).not.toMatch(/127\.0\.0\.1|did not answer in time/);
   });
 
-  test('with a volume populator is left to it, with an Event', async () => {
+  test('with a volume populator gets an Event, and no volume from Stowage', async () => {
     fixture.api.put(paths.classes, aClass('fast'));
     const dataSourceRef = { apiGroup: 'hello.example', kind: 'Hello', name: 'greeting' };
     fixture.api.put(paths.claims, aClaim('cart', { dataSourceRef }));
@@ -383,7 +383,7 @@ describe('a claim', () => {
     ['of another provisioner', { provisioner: 'other.example' }, {}],
     ['that has a volume', {}, { volumeName: 'x' }],
     ['of no class', {}, { storageClassName: '' }],
-  ])('%s is left alone', async (_, kind, spec) => {
+  ])('%s is not changed', async (_, kind, spec) => {
     fixture.api.put(paths.classes, aClass('fast', kind));
     fixture.api.put(paths.claims, aClaim('cart', spec));
     const controller = fixture.start(createProvisioning);

@@ -75,7 +75,7 @@ test('an expansion that was interrupted before the update of the claim is finish
 test.each<[string, Parameters<typeof putBoundClaim>[1]]>([
   ['has what it requests', { wants: '1Mi' }],
   ['requests less', { wants: '1Ki' }],
-])('a claim that %s is left alone', async (_, sizes) => {
+])('a claim that %s is not changed', async (_, sizes) => {
   await putBoundClaim({}, sizes);
   const controller = fixture.start(createResizing);
   await eventually(() => fixture.caches.claims.synced && fixture.caches.volumes.synced).toBe(true);
@@ -85,7 +85,7 @@ test.each<[string, Parameters<typeof putBoundClaim>[1]]>([
   expect(fixture.changes()).toEqual([]);
 });
 
-test('a claim that was just bound and has no capacity yet is left alone', async () => {
+test('a claim that was just bound and has no capacity yet is not changed', async () => {
   await putBoundClaim({ capacity: undefined }, { wants: '1Mi' });
   const controller = fixture.start(createResizing);
   await eventually(() => fixture.caches.claims.synced && fixture.caches.volumes.synced).toBe(true);
@@ -95,7 +95,7 @@ test('a claim that was just bound and has no capacity yet is left alone', async 
   expect(fixture.changes()).toEqual([]);
 });
 
-test('a claim gets an Event if there is no space, and nothing changes', async () => {
+test('a claim gets an Event, and is not changed, if there is no space', async () => {
   await fixture.core.stores.add('small', `${fixture.newStoreUri('small')}?maxBytes=1M`, aCall());
   await putBoundClaim({});
   const { id } = await fixture.core.volumes.create(

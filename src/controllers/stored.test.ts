@@ -6,7 +6,7 @@ import { volumeNameFor } from './names.ts';
 import { nameFor, parametersOf } from './parameters.ts';
 import { annotationOf, anyNode, nodesIn } from './unhealthy-nodes.ts';
 
-// Clusters have objects with these values. Most of them are immutable.
+// Existing clusters have objects with these values. Most of the values are immutable.
 
 const id = 'sv1-00000000-0000-4000-8000-000000000001' as VolumeId;
 

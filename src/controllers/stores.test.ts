@@ -53,7 +53,7 @@ describe('a Store object', () => {
     expect(fixture.changes()).toEqual([`PATCH ${paths.stores}/gold/status`]);
   });
 
-  test('takes its store with it when it is deleted, and keeps stores that were added by hand', async () => {
+  test('removes its store when it is deleted, and does not affect stores that were added by hand', async () => {
     fixture.api.put(paths.stores, aStore('gold', { uri: fixture.newStoreUri('gold') }));
     fixture.start(createStoresController);
     await eventually(readyStatus).toBe('True');
@@ -62,7 +62,7 @@ describe('a Store object', () => {
     expect(fixture.core.stores.list().map(({ config }) => config.name)).toContain('silver');
   });
 
-  test('that is invalid shows why, and does not affect others', async () => {
+  test('that is invalid shows why, and does not affect other objects', async () => {
     fixture.api.put(paths.stores, aStore('gold', { uri: 'nfs://server/x', options: { colour: 'red' } }));
     fixture.api.put(paths.stores, aStore('tin', { uri: fixture.newStoreUri('tin') }));
     fixture.start(createStoresController);
@@ -85,14 +85,14 @@ describe('a Store object', () => {
       { sourceport: 'privileged' },
       "a store with the option sourceport cannot be used in Kubernetes: the pods that mount its volumes have no right to choose their ports. Leave out spec.options.sourceport, and have the server's administrator export it with the option insecure.",
     ],
-  ])('with %j, which pods cannot use, shows that at once', async (options, message) => {
+  ])('with %j, which pods cannot use, is invalid at once', async (options, message) => {
     fixture.api.put(paths.stores, aStore('gold', { uri: fixture.newStoreUri('gold'), options }));
     fixture.start(createStoresController);
     await eventually(conditions).toMatchObject({ Ready: { status: 'False', reason: 'Invalid', message } });
     expect(fixture.core.stores.list().map(({ config }) => config.name)).not.toContain('gold');
   });
 
-  test('shows why its server refuses it, and that it is ready later', async () => {
+  test('shows why its store is not ready, and that it is ready later', async () => {
     const uri = fixture.newStoreUri('gold');
     const folder = uri.slice('nfs://server'.length);
     renameSync(folder, `${folder}-away`);
@@ -127,7 +127,7 @@ describe('a Store object', () => {
     expect(fixture.changes()).toHaveLength(before);
   });
 
-  test('on nodes shows what the agents report', async () => {
+  test('for a store on nodes shows the reports of the agents', async () => {
     fixture.api.put(paths.stores, aStore('disk', { uri: 'local:///srv/data' }));
     const answers = (isOpen: boolean) => (request: AgentRequest) => {
       const listed = { name: 'disk', kind: 'local', state: 'open', problem: null, volumes: 2, access: [], bytes: '0' };
@@ -154,7 +154,7 @@ describe('a Store object', () => {
     await eventually(() => conditions('disk')).toMatchObject({ Ready: { status: 'False', reason: 'OnNoNode' } });
   });
 
-  test('on nodes is not opened by the controller', async () => {
+  test('for a store on nodes is not opened by the controller', async () => {
     fixture.api.put(paths.stores, aStore('disk', { uri: 'local:///srv/data', storageClass: {} }));
     fixture.start(createStoresController);
     await eventually(() => conditions('disk')).toMatchObject({ Ready: { status: 'Unknown', reason: 'NoAgents' } });
@@ -164,7 +164,7 @@ describe('a Store object', () => {
     ]);
   });
 
-  test('delays `whenConfigured`, which resolves also without any Store object', async () => {
+  test('is not necessary for `whenConfigured` to resolve', async () => {
     await fixture.start(createStoresController).whenConfigured();
   });
 });
@@ -203,13 +203,13 @@ describe('the class of a store', () => {
     await eventually(listClasses).toEqual([]);
   });
 
-  test('can be copied: a copy under another name is not touched', async () => {
+  test('can be copied: the controller does not change a copy with another name', async () => {
     const uri = fixture.newStoreUri('gold');
     fixture.api.put(paths.stores, aStore('gold', { uri, storageClass: {} }));
     fixture.start(createStoresController);
     await eventually(async () => (await listClasses()).length).toBe(1);
     const [storageClass] = await listClasses();
-    // With its labels, annotations and owner, as tools copy objects.
+    // The copy has the same labels, annotations and owner, as tools copy objects.
     const copy = { ...storageClass, metadata: { ...storageClass?.metadata, name: 'mine', uid: 'uid-of-mine' } };
     fixture.api.put(paths.classes, copy as unknown as AnyObject);
     fixture.api.put(paths.stores, aStore('gold', { uri, storageClass: { reclaimPolicy: 'Retain' } }));

@@ -18,7 +18,7 @@ import { createStoresController } from './stores.ts';
 
 const fixture = controllerFixture();
 
-/** A Store object of a newer version of Stowage: this version does not have its kind. */
+/** Writes a Store object of a newer version of Stowage: this version does not have its kind. */
 const putUnknown = (name: string, more: object = {}): void =>
   void fixture.api.put(paths.stores, {
     metadata: { name, uid: `uid-of-${name}`, generation: 1 },
@@ -30,7 +30,7 @@ const putLocal = (name: string): void =>
 const whenSynced = () =>
   eventually(() => Object.values(fixture.caches).every(({ synced }) => synced)).toBe(true) as Promise<void>;
 
-/** An agent that lists these stores, all of them open. */
+/** Connects an agent that lists these stores, all of them open. */
 function connectAgent(node: string, ...stores: readonly object[]): void {
   const listed = { state: 'open', problem: null, access: ['filesystem'], volumes: 0, bytes: '0' };
   fixture.agents.connect(node, ({ path }: AgentRequest) =>
@@ -58,7 +58,7 @@ describe('a Store object of an unknown kind', () => {
     expect(fixture.core.stores.list().map(({ config }) => config.name)).not.toContain('odd');
   });
 
-  test('is a store of file.stowage.dev for a claim, which gets an Event that the object is invalid', async () => {
+  test('counts as a store of file.stowage.dev for a claim, whose request fails since the object is invalid', async () => {
     putUnknown('odd');
     fixture.start(createNodeVolumes);
     await whenSynced();
@@ -70,7 +70,7 @@ describe('a Store object of an unknown kind', () => {
     });
   });
 
-  test('is no store of local.stowage.dev for a claim', async () => {
+  test('does not count as a store of local.stowage.dev for a claim', async () => {
     putUnknown('odd');
     putLocal('disks');
     const volumes = fixture.start(createNodeVolumes);
@@ -81,7 +81,7 @@ describe('a Store object of an unknown kind', () => {
       message: "there is no store 'odd' for the class",
       action: 'Ask the administrator for a class whose parameter store is one of these: disks',
     });
-    // Without a parameter, the only store of the driver is meant.
+    // Without a parameter, the claim gets the only store of the driver.
     await expect(local.create({ ...requestFor(undefined), node: 'gone' }, aCall())).rejects.toMatchObject({
       reason: 'node-unknown',
     });
@@ -182,7 +182,7 @@ describe('the search for orphans', () => {
   test.each<[string, (name: string) => void]>([
     ['whose object is local', putLocal],
     ['that the controller has open as a local store', putUnknown],
-  ])('leaves a store %s to its node', async (_, putStore) => {
+  ])('ignores a store %s', async (_, putStore) => {
     putStore('local');
     const orphans = fixture.start(createOrphans, { clock: clockAnHourAhead() });
     await eventually(() => orphans.counts().done).toBe(1);

@@ -37,14 +37,14 @@ function createReviews(cacheMs = 0): TokenReviews {
 }
 
 describe('a token', () => {
-  test('is reviewed for our audience, and Kubernetes names its user', async () => {
+  test('is reviewed for the audience, and the review returns its user', async () => {
     expect(await createReviews().review('t', scope)).toEqual(user);
     expect(reviewedSpecs).toEqual([{ token: 't', audiences: [audience] }]);
   });
 
   test.each<[string, TokenReview['status']]>([
     ['Kubernetes does not accept', { authenticated: false, error: 'no' }],
-    ['the API server does not mention', undefined],
+    ['has no status in its review', undefined],
     ['is for another audience', { authenticated: true, audiences: ['https://kubernetes.default.svc'], user }],
     ['was reviewed without regard to its audience', { authenticated: true, user }],
     ['has no user', { authenticated: true, audiences: [audience], user: {} }],
@@ -57,7 +57,7 @@ describe('a token', () => {
     });
   });
 
-  test.each([undefined])('that is missing is required', async (token) => {
+  test.each([undefined])('that is missing is refused', async (token) => {
     await expect(createReviews().review(token, scope)).rejects.toMatchObject({ reason: 'token-missing' });
     expect(reviewedSpecs).toEqual([]);
   });
@@ -79,7 +79,7 @@ describe('a token', () => {
     });
   });
 
-  test('is refused at once when too many are being reviewed', async () => {
+  test('is refused at once when too many reviews are in progress', async () => {
     const { promise, resolve } = Promise.withResolvers<void>();
     const answer = api.intercept;
     api.intercept = (...all) => {
@@ -95,7 +95,7 @@ describe('a token', () => {
   });
 });
 
-describe('with service accounts only, a token', () => {
+describe('with serviceAccountsOnly, a token', () => {
   const now = (): number => clock.now() / 1_000;
   const tokenOf = (claims: unknown): string =>
     ['{}', JSON.stringify(claims), 's'].map((part) => Buffer.from(part).toString('base64url')).join('.');
@@ -120,13 +120,16 @@ describe('with service accounts only, a token', () => {
     expect(reviewedSpecs).toEqual([]);
   });
 
-  test.each([[[audience, 'more']], [audience]])('for %j is reviewed, also if clocks differ', async (aud) => {
-    expect(await createAccountReviews().review(tokenOf({ aud, exp: now() - 299 }), scope)).toEqual(user);
-    expect(reviewedSpecs).toHaveLength(1);
-  });
+  test.each([[[audience, 'more']], [audience]])(
+    'for the audience %j is reviewed, also if it expired a short time ago',
+    async (aud) => {
+      expect(await createAccountReviews().review(tokenOf({ aud, exp: now() - 299 }), scope)).toEqual(user);
+      expect(reviewedSpecs).toHaveLength(1);
+    },
+  );
 });
 
-test('many tokens from one address do not lock out other addresses', async () => {
+test('reviews for one address do not prevent reviews for other addresses', async () => {
   const { promise, resolve } = Promise.withResolvers<void>();
   const answer = api.intercept;
   api.intercept = (...all) => {
@@ -160,7 +163,7 @@ describe('an answer', () => {
     expect(reviewedSpecs).toHaveLength(2);
   });
 
-  test('is cached for a while, for that token', async () => {
+  test('is cached for that token until it expires', async () => {
     const reviews = createReviews(10_000);
     await reviews.review('t', scope);
     clock.advance(9_999);
@@ -173,7 +176,7 @@ describe('an answer', () => {
     expect(reviewedSpecs).toHaveLength(3);
   });
 
-  test('that refuses is not cached', async () => {
+  test('that refuses the token is not cached', async () => {
     const reviews = createReviews(10_000);
     status = { authenticated: false };
     await expect(reviews.review('t', scope)).rejects.toMatchObject({ reason: 'token-refused' });
@@ -181,7 +184,7 @@ describe('an answer', () => {
     expect(await reviews.review('t', scope)).toEqual(user);
   });
 
-  test('is evicted when there are too many', async () => {
+  test('is evicted when the cache has too many answers', async () => {
     const reviews = createReviews(1_000_000);
     for (let i = 0; i <= 1_000; i++) await reviews.review(`t${i}`, scope);
     await reviews.review('t1000', scope);
@@ -197,7 +200,7 @@ test.each([
   ['Basic abc', undefined],
   ['Bearer a b', undefined],
   [undefined, undefined],
-])('the token of %j', (header, token) => {
+])('bearerOf() returns the token of the header %j', (header, token) => {
   expect(bearerOf(header)).toBe(token);
 });
 
@@ -209,7 +212,7 @@ describe('an agent', () => {
     extra: { 'authentication.kubernetes.io/node-name': ['node-1'] },
   };
 
-  test('speaks for the node of its pod', () => {
+  test('gets the node that its token names', () => {
     expect(nodeOfAgent(agent, 'stowage-system')).toBe('node-1');
   });
 
@@ -217,7 +220,7 @@ describe('an agent', () => {
     'system:serviceaccount:stowage-system:stowage-controller',
     'system:serviceaccount:default:stowage-agent',
     'stowage-agent',
-  ])('is not %s', (username) => {
+  ])('with the account %s is refused', (username) => {
     expect(() => nodeOfAgent({ ...agent, username }, 'stowage-system')).toThrow(
       expect.objectContaining({ code: 'denied', reason: 'agent-account-other' }),
     );
@@ -227,7 +230,7 @@ describe('an agent', () => {
     [{}],
     [{ 'authentication.kubernetes.io/node-name': [] }],
     [{ 'authentication.kubernetes.io/node-name': ['a', 'b'] }],
-  ])('is refused if Kubernetes does not name its node: %j', (extra) => {
+  ])('is refused if its token does not name one node: %j', (extra) => {
     expect(() => nodeOfAgent({ ...agent, extra }, 'stowage-system')).toThrow(
       expect.objectContaining({ reason: 'agent-node-unknown', action: expect.stringContaining('1.30') }),
     );

@@ -12,7 +12,7 @@ let api: FakeKubeApi;
 let access: UserAccess;
 let clock: ReturnType<typeof createFakeClock>;
 let sentReviews: { readonly kind: string; readonly spec: Readonly<Record<string, unknown>> }[];
-/** What the API server says. */
+/** The result of the API server's token reviews. */
 let isAuthenticated: boolean;
 let warnings: string[];
 let isAllowed: (attributes: Readonly<Record<string, string>>) => boolean;
@@ -53,7 +53,7 @@ const admit = (headers: IncomingHttpHeaders = tokenHeaders, wanted: AccessReques
 const errorOf = (thrown: Promise<unknown>) => thrown.then(() => undefined, stowageError);
 const reviewCount = (kind: string): number => sentReviews.filter((one) => one.kind === kind).length;
 
-test('an admitted user is the one that Kubernetes names, with all its attributes', async () => {
+test('an admitted user is the user of the token review, and the access review gets all its attributes', async () => {
   const wanted: AccessRequest = { resource: 'volumes/uses', verb: 'delete' };
   expect(await admit(tokenHeaders, wanted, 'silver..photos')).toEqual({
     id: 'user:system:serviceaccount:a:b',
@@ -78,7 +78,7 @@ test('an admitted user is the one that Kubernetes names, with all its attributes
   });
 });
 
-test('reading a pod needs the right of Kubernetes to read that pod', async () => {
+test('access to a pod requires the permission to read that pod', async () => {
   await admit(tokenHeaders, { pod: { namespace: 'shop', name: 'web-0' }, verb: 'get' }, 'silver');
   expect(sentReviews.map(({ spec }) => spec['resourceAttributes'])).toContainEqual({
     group: '',
@@ -90,12 +90,12 @@ test('reading a pod needs the right of Kubernetes to read that pod', async () =>
   });
 });
 
-test('a user without the right to read Store objects is not informed about addresses of stores', async () => {
+test('a user without the permission to read Store objects is not informed about addresses of stores', async () => {
   isAllowed = ({ resource }) => resource !== 'stores';
   expect(await admit()).toMatchObject({ informed: false });
 });
 
-test('the token may be in our own header, but not in both', async () => {
+test('the token may be in the header Stowage-Authorization, but not in both headers', async () => {
   expect(await admit({ 'stowage-authorization': 'Bearer other-token' })).toMatchObject({ role: 'user' });
   expect(sentReviews[0]?.spec['token']).toBe('other-token');
   expect(await errorOf(admit({ ...tokenHeaders, 'stowage-authorization': 'Bearer other-token' }))).toMatchObject({
@@ -112,7 +112,7 @@ test.each([{}, { authorization: 'Basic eDp5' }, { 'stowage-authorization': 'secr
   },
 );
 
-describe('a user without the right', () => {
+describe('a user without the permission', () => {
   beforeEach(() => {
     isAllowed = () => false;
   });
@@ -145,7 +145,7 @@ describe('a user without the right', () => {
   });
 });
 
-test('answers are cached for a while, each for its question; then Kubernetes is asked again', async () => {
+test('answers are cached per request, and reviewed again when they expire', async () => {
   await admit();
   await Promise.all([admit(), admit()]);
   expect([reviewCount('tokenreviews'), reviewCount('subjectaccessreviews')]).toEqual([1, 2]);

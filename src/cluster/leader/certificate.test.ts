@@ -76,7 +76,7 @@ describe('a new certificate', () => {
     expect(execFileSync('openssl', [...verify, path], { encoding: 'utf8' })).toBe(`${path}: OK\n`);
   });
 
-  test('is accepted by a TLS client that trusts it, for its names, and by no other', async () => {
+  test('is accepted only by TLS clients that trust it, and only for its names', async () => {
     const [own, other] = [createCredential(names, Date.now()), createCredential(names, Date.now())];
     for (const servername of names) expect(await connectError(own, { ca: own.cert, servername })).toBe('');
     expect(await connectError(own, { ca: own.cert, servername: 'stowage.default.svc' })).toBe(

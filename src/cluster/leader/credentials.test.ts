@@ -105,7 +105,7 @@ describe('the certificate of the leader', () => {
     expect(x509?.validToDate.getTime()).toBeGreaterThan(Date.now() + 600 * day);
   });
 
-  test('stays until then', async () => {
+  test('is not renewed before that time', async () => {
     const first = start();
     await eventually(() => first.applied.length).toBe(1);
     const second = start({ clock: clockAheadBy(240 * day) });
@@ -137,7 +137,7 @@ describe('the certificate of the leader', () => {
     expect(await storedCertificate()).toBe(maintenance.applied[1]?.cert);
   });
 
-  test('is created later if the API server is away at first', async () => {
+  test('is created when the API server comes back', async () => {
     await api.down();
     const maintenance = start();
     await api.up();

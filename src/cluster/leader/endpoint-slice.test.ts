@@ -69,7 +69,7 @@ describe('the address of the leader', () => {
     });
   });
 
-  test.each(['10.0.0.6', 'fd00::6'])('is replaced by that of the next leader: %s', async (next) => {
+  test.each(['10.0.0.6', 'fd00::6'])('is replaced by the address of the next leader: %s', async (next) => {
     const stop = start('10.0.0.5');
     await eventually(publishedAddresses).toEqual(['10.0.0.5']);
     await stop();
@@ -91,7 +91,7 @@ describe('the address of the leader', () => {
     await eventually(publishedAddresses).toEqual(['10.0.0.5']);
   });
 
-  test('is written once', async () => {
+  test('is not written again if it is already published', async () => {
     const stop = start('10.0.0.5');
     await eventually(publishedAddresses).toEqual(['10.0.0.5']);
     await stop();
@@ -100,7 +100,7 @@ describe('the address of the leader', () => {
     expect(api.requests.filter((one) => !one.startsWith('GET'))).toEqual([`POST ${path}`]);
   });
 
-  test('is removed before an orderly shutdown, unless it is that of another process', async () => {
+  test('is removed before an orderly shutdown, unless it is the address of another process', async () => {
     const stop = start('10.0.0.5');
     await eventually(publishedAddresses).toEqual(['10.0.0.5']);
     await stop();

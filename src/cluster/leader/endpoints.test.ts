@@ -53,7 +53,7 @@ test('the Endpoints name the leader’s pod, as the API server’s proxy needs i
   });
 });
 
-test('the Endpoints replace those of the previous leader, and are restored when a user changes them', async () => {
+test('the Endpoints replace the Endpoints of the previous leader, and are restored when a user changes them', async () => {
   api.put(path, { metadata: { name: 'stowage' }, subsets: [{ addresses: [{ ip: '10.0.0.4' }] }] } as never);
   startMaintaining();
   await expect.poll(publishedPod, wait).toBe('controller-1');
@@ -61,7 +61,7 @@ test('the Endpoints replace those of the previous leader, and are restored when 
   await expect.poll(publishedPod, wait).toBe('controller-1');
 });
 
-test('a process removes its own Endpoints at the end, and not those of the next leader', async () => {
+test('a process removes its own Endpoints when it ends, but not the Endpoints of the next leader', async () => {
   startMaintaining();
   await expect.poll(publishedPod, wait).toBe('controller-1');
   const scope = { signal, log: silentLog() };

@@ -34,7 +34,7 @@ const putPod = (name: string, nodeName: string, more: object = {}): unknown =>
 const requestedPod = (name: string, uid = `uid-${name}`) => ({ namespace: 'team', name, uid });
 const podReadCount = (): number => servers.api.requests.filter((one) => one.includes('/namespaces/team/pods/')).length;
 
-describe('an agent that asks about a pod', () => {
+describe('an agent that requests a pod', () => {
   test('learns whether the pod has its own user namespace', async () => {
     putPod('plain', 'node-1');
     putPod('own', 'node-1', { hostUsers: false });
@@ -55,7 +55,7 @@ describe('an agent that asks about a pod', () => {
     });
   });
 
-  test('asks once for any number of volumes, and its token is reviewed once for several pods', async () => {
+  test('sends one request per pod for any number of volumes, and its token is reviewed once for several pods', async () => {
     for (let i = 0; i < 10; i++) putPod(`p${i}`, 'node-1');
     const agent = await connectedAgent();
     const reviewed = servers.reviewed.length;

@@ -36,7 +36,7 @@ test('the location says whether a pod uses the network of its node', async () =>
   expect(await locate('proxy')).toMatchObject({ address: '192.0.2.7', hostNetwork: true });
 });
 
-test('there is no location of a pod that does not exist', async () => {
+test('a pod that does not exist has no location', async () => {
   expect(await locate('none')).toBeUndefined();
 });
 
@@ -52,7 +52,7 @@ test('a pod that is not scheduled, has no address, has ended, or is being delete
     await expect(locate(name)).rejects.toMatchObject({ reason });
 });
 
-test('an error, also in the log, says that Kubernetes does not answer', async () => {
+test('a request that Kubernetes does not answer causes an error, and a warning in the log', async () => {
   await servers.api.down();
   await expect(locate('web')).rejects.toMatchObject({ code: 'unavailable', reason: 'pod-unasked' });
   expect(warnings).toEqual(['the controller could not ask Kubernetes about a pod']);

@@ -56,7 +56,7 @@ async function expectStillWorks(leader: LeaderServer): Promise<void> {
 }
 
 describe('a hostile agent', () => {
-  test('that answers without end is cut off', async () => {
+  test('that sends an endless answer is stopped at the limit', async () => {
     const leader = await servers.startServer({ maxAnswerBytes: 1 << 20 });
     let sent = 0;
     await connectHostileAgent(leader, (stream) => {
@@ -92,7 +92,7 @@ describe('a hostile agent', () => {
   test.each<[string, (stream: ServerHttp2Stream, session: ServerHttp2Session) => void, string]>([
     ['a text that is not JSON', (stream) => stream.end('<html>'), 'agent-answer-unreadable'],
     [
-      'an error that is none of ours',
+      'an error with an unknown code',
       (stream) => {
         stream.respond({ ':status': 500 });
         stream.end('{"code":"__proto__","reason":"x"}');
@@ -161,7 +161,7 @@ describe('a hostile agent', () => {
     await expectStillWorks(leader);
   });
 
-  test('that floods with pings is disconnected, or answered', async () => {
+  test('that floods the controller with pings does not affect other agents', async () => {
     const leader = await servers.startServer();
     const stream = await connectRawAgent(leader);
     stream.write(Buffer.from([0, 0, 0, 4, 0, 0, 0, 0, 0]));
@@ -240,7 +240,7 @@ describe('a client of the server', () => {
     expect(leader.agents.nodes()).toEqual([]);
   });
 
-  test('gets its answers from the request handler', async () => {
+  test('gets the answers of the request handler', async () => {
     const leader = await servers.startServer({ handle: (request, response) => response.end(`users, ${request.url}`) });
     expect(await responseTo(leader, 'GET /v1/volumes HTTP/1.1\r\nconnection: close\r\n\r\n')).toContain(
       'users, /v1/volumes',
@@ -264,7 +264,7 @@ describe('a client of the server', () => {
     await connectClient(leader, { maxVersion: 'TLSv1.2' });
   });
 
-  test('that does not speak TLS leaks nothing', async () => {
+  test('that does not speak TLS is disconnected', async () => {
     const leader = await servers.startServer();
     const plain = connectTcp(leader.port, '127.0.0.1');
     onTestFinished(() => void plain.destroy());

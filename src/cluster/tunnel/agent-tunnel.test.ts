@@ -79,7 +79,7 @@ describe('an agent', () => {
     await eventually(() => leader.agents.nodes()).toContain('node-7');
   });
 
-  test('sends its token only to the leader', async () => {
+  test('sends its token only to a server with the leader’s certificate', async () => {
     const leader = await servers.startServer();
     const other = createCredential(serverNames(testNamespace), Date.now());
     const receivedChunks: Buffer[] = [];
@@ -98,7 +98,7 @@ describe('an agent', () => {
     expect(Buffer.concat(receivedChunks).toString()).toBe('');
   });
 
-  test('reconnects after the API server was away, and after the leader’s server was', async () => {
+  test('stays connected while the API server is away, and reconnects after its connection broke', async () => {
     const leader = await servers.startServer();
     const proxy = await startCuttableProxy(leader.port);
     servers.publishLeader(leader, proxy.port);
@@ -177,7 +177,7 @@ describe('a hostile leader', () => {
     return await promise;
   }
 
-  // Node's HTTP/2 refuses some of them itself, with an error code instead of an answer.
+  // Node's HTTP/2 refuses some of these requests itself, with an error code instead of an answer.
   test.each<[string, Record<string, string>, number]>([
     ['a path outside the API', { ':path': '/metrics' }, 404],
     ['a path that is only a prefix', { ':path': '/v1' }, 404],
@@ -275,7 +275,7 @@ describe('a hostile leader', () => {
     expect(receivedBodies).toEqual(forwardedBodies);
   });
 
-  test('that sends more than a request may contain is not read to the end', async () => {
+  test('that sends a body above the limit is not read to the end', async () => {
     const { session } = await startHostileLeader();
     const receivedBytes = Promise.withResolvers<number>();
     const api: RequestListener = (request, response) => {
@@ -293,7 +293,7 @@ describe('a hostile leader', () => {
     expect([await receivedBytes.promise, answer[':status']]).toEqual([65_537, 413]);
   });
 
-  test('that sends garbage is left for the next leader', async () => {
+  test('that sends garbage does not prevent a connection to the next leader', async () => {
     const credential = createCredential(serverNames(testNamespace), Date.now());
     const server = createServer(credential).listen(0, '127.0.0.1');
     server.on('upgrade', (_, socket) => {

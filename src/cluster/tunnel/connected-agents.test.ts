@@ -17,7 +17,7 @@ async function bodyOf(request: IncomingMessage): Promise<string> {
   const chunks = await Array.fromAsync(request as AsyncIterable<Buffer>);
   return Buffer.concat(chunks).toString('utf8');
 }
-/** An API that answers with the request. */
+/** An API that returns the request as its answer. */
 const echoApi: RequestListener = (request, response) => {
   void bodyOf(request).then((body) => {
     const { method, url, headers } = request;
@@ -37,7 +37,7 @@ async function startWithAgent(listener: RequestListener = echoApi, node = 'node-
 }
 
 describe('a connected agent', () => {
-  test('gets requests, and answers', async () => {
+  test('receives requests and answers them', async () => {
     const { agents } = await startWithAgent();
     expect(await agents.call('node-1', getRequest('/v1/volumes?limit=5'), scopeOf())).toMatchObject({
       method: 'GET',
@@ -69,7 +69,7 @@ describe('a connected agent', () => {
     );
   });
 
-  test('reports its errors unchanged', async () => {
+  test('reports the errors of its API, with control characters escaped', async () => {
     const { agents } = await startWithAgent((_, response) => {
       const problem = { code: 'in-use', reason: 'volume-mounted', detail: 'it is\u202emounted', action: 'Unmount it.' };
       response.writeHead(409, { 'content-type': 'application/problem+json' }).end(JSON.stringify(problem));
@@ -87,7 +87,7 @@ describe('a connected agent', () => {
     expect(await agents.call('node-1', { method: 'DELETE', path: '/v1/volumes/a' }, scopeOf())).toBeUndefined();
   });
 
-  test('without its API answers with an error', async () => {
+  test('whose API throws answers with an error', async () => {
     const leader = await servers.startServer();
     servers.publishLeader(leader);
     const api: RequestListener = () => {
@@ -102,7 +102,7 @@ describe('a connected agent', () => {
   });
 
   test.each([{ 'content-length': '100' }, {}])(
-    'whose API breaks off in the middle of an answer has given none: %j',
+    'whose API truncates an answer reports an error instead: %j',
     async (headers) => {
       const { agents } = await startWithAgent((_, response) => {
         response.writeHead(200, headers).write('{"a":1}', () => response.destroy());
@@ -114,7 +114,7 @@ describe('a connected agent', () => {
     },
   );
 
-  test('is reported to followers, as long as they follow', async () => {
+  test('is reported to subscribers until they unsubscribe', async () => {
     const leader = await servers.startServer();
     const agentChanges: string[] = [];
     leader.agents.follow(() => {
@@ -133,7 +133,7 @@ describe('a connected agent', () => {
   });
 });
 
-test('of two connections of a node the one requested last is used, although it was ready first', async () => {
+test('a node’s connection that was requested last is used, although it was ready first', async () => {
   const agents = createConnectedAgents({ clock: systemClock(), log: silentLog() });
   onTestFinished(() => agents[Symbol.dispose]());
   const connections = ['early', 'late'].map((name, order) => {
@@ -156,7 +156,7 @@ test('of two connections of a node the one requested last is used, although it w
 describe('an agent that does not answer', () => {
   const silentApi: RequestListener = () => undefined;
 
-  test('because it is not connected is absent', async () => {
+  test('because it is not connected causes the error agent-absent', async () => {
     const { agents } = await startWithAgent();
     await expect(agents.call('node-2', getRequest(), scopeOf())).rejects.toMatchObject({
       code: 'unavailable',
@@ -165,7 +165,7 @@ describe('an agent that does not answer', () => {
     });
   });
 
-  test('in time causes an error', async () => {
+  test('in time causes the error agent-no-answer', async () => {
     const { agents } = await startWithAgent(silentApi);
     await expect(agents.call('node-1', { ...getRequest(), deadlineMs: 50 }, scopeOf())).rejects.toMatchObject({
       code: 'deadline',
@@ -174,7 +174,7 @@ describe('an agent that does not answer', () => {
     expect(agents.nodes()).toEqual(['node-1']);
   });
 
-  test('does not block a caller that aborts, and sees the abort', async () => {
+  test('does not block a caller that aborts, and notices the abort', async () => {
     const [requestSeen, abortSeen] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
     const { agents } = await startWithAgent((request) => {
       request.once('close', () => abortSeen.resolve());
@@ -190,7 +190,7 @@ describe('an agent that does not answer', () => {
     await abortSeen.promise;
   });
 
-  test('because its connection ended is lost, and reconnects', async () => {
+  test('because its connection ended causes the error agent-lost, and reconnects', async () => {
     const leader = await servers.startServer();
     const proxy = await startCuttableProxy(leader.port);
     servers.publishLeader(leader, proxy.port);
@@ -204,7 +204,7 @@ describe('an agent that does not answer', () => {
     await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
   });
 
-  test('because its connection was replaced is lost', async () => {
+  test('because its connection was replaced causes the error agent-lost', async () => {
     const leader = await servers.startServer();
     servers.publishLeader(leader);
     const requestSeen = Promise.withResolvers<void>();
@@ -221,7 +221,7 @@ describe('an agent that does not answer', () => {
     expect(leader.agents.nodes()).toEqual(['node-1']);
   });
 
-  test('on a stalled connection is noticed within 20 s', async () => {
+  test('because its connection stalls causes the error agent-lost within 20 s', async () => {
     const clock = createFakeClock();
     const leader = await servers.startServer({ clock });
     const proxy = await startCuttableProxy(leader.port);

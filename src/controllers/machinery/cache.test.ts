@@ -71,7 +71,7 @@ const listCount = (): number =>
   api.requests.filter((one) => !one.includes('watch=true') && !one.includes('continue=')).length;
 
 describe('a cache', () => {
-  test('has the listed objects, and then follows changes', async () => {
+  test('contains the listed objects, and then follows changes', async () => {
     api.put(path, volume('a'));
     const { cache, changes } = start();
     expect(cache.synced).toBe(false);
@@ -98,7 +98,7 @@ describe('a cache', () => {
     const { cache } = start({ pageSize: 100 });
     await cache.whenSynced(stop.signal);
     await expect.poll(() => api.watches).toBe(1);
-    // 12 MB were read.
+    // The cache has read 12 MB.
     await expect.poll(() => heldMib() - before).toBeLessThan(3);
     for (let i = 0; i < 200; i++) api.put(path, heavy(`w${1_000 + i}`));
     const memoryBefore = heldMib();
@@ -107,7 +107,7 @@ describe('a cache', () => {
     await expect.poll(() => heldMib() - memoryBefore).toBeLessThan(3);
   });
 
-  test('ignores objects that are trimmed away; one that becomes so counts as deleted', async () => {
+  test('ignores objects for which trim() returns undefined, and reports a cached object as deleted when it does', async () => {
     api.put(path, { metadata: { name: 'foreign' }, spec: {} });
     const { cache, changes } = start();
     await cache.whenSynced(stop.signal);
@@ -205,7 +205,7 @@ describe('when a watch ends', () => {
       .poll(() => [...changes].sort())
       .toEqual(['added comes', 'changed changes: changes → new', 'deleted goes']);
     expect(listCount()).toBe(2);
-    // The next watch starts at this version.
+    // The next watch starts at the version of the list.
     await expect.poll(() => api.watches).toBe(1);
     api.put(path, volume('later'));
     await expect.poll(() => changes).toContain('added later');
@@ -285,7 +285,7 @@ describe('while the API server is away', () => {
     [429, 'TooManyRequests', 33_000],
     [500, 'InternalError', 500],
     [403, 'Forbidden', 500],
-  ])('or answers with %d, the cache waits for the requested time', async (code, reason, wait) => {
+  ])('or answers with %d, the cache waits for the requested time, or backs off', async (code, reason, wait) => {
     let isFirst = true;
     api.intercept = (_request, response) => {
       if (!isFirst) return false;

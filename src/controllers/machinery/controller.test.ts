@@ -112,7 +112,7 @@ describe('the outcome of a reconcile', () => {
     expect(controller.counts()).toMatchObject({ retried: 4, done: 2 });
   });
 
-  test('that is aborted is no failure', async () => {
+  test('that is aborted is not a failure', async () => {
     reconcile = (_key, { signal }) =>
       new Promise((_resolve, reject) => signal.addEventListener('abort', () => reject(signal.reason)));
     const failures: unknown[] = [];

@@ -58,7 +58,7 @@ async function listEvents(): Promise<readonly KubeEvent[]> {
 }
 const writeCount = (): number => api.requests.filter((one) => !one.startsWith('GET')).length;
 
-test('an Event has its text, its object and its reporter', async () => {
+test('an Event has the note, the object and the reporting controller', async () => {
   start().report(report());
   await expect.poll(writeCount).toBe(1);
   const [event] = await listEvents();
@@ -87,7 +87,7 @@ test('an Event about a cluster-scoped object is in the namespace default', async
 });
 
 describe('a repeated report', () => {
-  test('is not written for a while, then once with its count', async () => {
+  test('is not written for five minutes, then once with its count', async () => {
     const events = start();
     events.report(report());
     await expect.poll(() => events.waiting).toBe(0);
@@ -111,7 +111,7 @@ describe('a repeated report', () => {
     expect(events.waiting).toBe(1);
   });
 
-  test('with another note becomes another Event after a while', async () => {
+  test('with another note becomes another Event after five minutes', async () => {
     const events = start();
     events.report(report());
     await expect.poll(() => events.waiting).toBe(0);
@@ -182,7 +182,7 @@ describe('the last report of a subject', () => {
   const reportOther = (events: Events): Promise<void> =>
     reportAndWait(events, report({ reason: 'Other', action: 'Other' }));
 
-  test('is written again if its opposite was reported in between, although it was written minutes ago', async () => {
+  test('is written again within five minutes if another reason was reported in between', async () => {
     const events = start();
     await reportAndWait(events, unhealthy);
     clock.advance(60_000);
@@ -226,7 +226,7 @@ describe('the last report of a subject', () => {
     expect(writeCount()).toBe(3);
   });
 
-  test('is written twice a minute if it changes each second, and is right in the end', async () => {
+  test('is written at most every 30 s per reason if the reason changes each second, and the last one is written in the end', async () => {
     const events = start();
     for (let second = 0; second < 121; second++) {
       await reportAndWait(events, second % 2 === 0 ? unhealthy : healthy);
@@ -253,7 +253,7 @@ describe('the last report of a subject', () => {
     expect((await listEvents()).map(({ note }) => note)).toEqual(['unhealthy', 'healthy again', 'no room']);
   });
 
-  test('stays the last if it is a warning that was written first', async () => {
+  test('stays the last if it is a warning, which is written before an earlier normal Event', async () => {
     const events = createEvents({ client, clock, controller: 'c', instance: 'i' });
     for (const what of [healthy, unhealthy]) events.report(what);
     const otherClaim = { ...claim, uid: 'u2' };
@@ -263,13 +263,13 @@ describe('the last report of a subject', () => {
     expect((await listEvents()).map(({ note }) => note)).toEqual(['unhealthy', 'another']);
   });
 
-  test('is delayed only for as many subjects as are remembered', async () => {
+  test('is dropped if its subject is evicted while it is delayed', async () => {
     const events = start({ maxWaiting: 1 });
     await reportAndWait(events, report());
     await reportAndWait(events, report({ note: 'no server' }));
     const before = events.dropped;
     for (let i = 0; i < 4_096; i++) events.report(report({ regarding: { ...claim, uid: `other-${i}` } }));
-    // All except the last one, which waits, and the one whose write was delayed.
+    // All were dropped except the last one, which waits; and so was the delayed one.
     expect(events.dropped - before).toBe(4_095 + 1);
     await expect.poll(() => events.waiting).toBe(0);
     clock.advance(300_000);
@@ -372,7 +372,7 @@ describe('the queue of Events', () => {
     await expect.poll(async () => (await listEvents()).length).toBe(1);
   });
 
-  test('drops an Event that is refused, and writes the next one', async () => {
+  test('drops an Event that the API server refuses, and writes the next one', async () => {
     api.intercept = (request, response, body) => {
       if (request.method !== 'POST' || !body.includes('"R0"')) return false;
       api.refuse(response, 403, 'Forbidden', { details: { causes: [{ reason: 'NamespaceTerminating' }] } });
@@ -392,7 +392,7 @@ describe('a note', () => {
     ['x'.repeat(1_025), `${'x'.repeat(1_021)}…`],
     ['é'.repeat(600), `${'é'.repeat(510)}…`],
     [`x${'😀'.repeat(300)}`, `x${'😀'.repeat(255)}…`],
-  ])('is not longer than the API server takes', async (note, expectedNote) => {
+  ])('is truncated to the limit of the API server', async (note, expectedNote) => {
     start().report(report({ note }));
     await expect.poll(writeCount).toBe(1);
     const [event] = await listEvents();
@@ -401,7 +401,7 @@ describe('a note', () => {
   });
 
   const adminHint = 'with: stowage store check';
-  test('about an error says what failed and what to do', () => {
+  test('about an error contains what failed and what to do', () => {
     const error = new StowageError('the size is not valid', {
       code: 'invalid',
       reason: 'size-invalid',

@@ -103,8 +103,8 @@ function ignoreRequests(matches: (line: string) => boolean = () => true): void {
     matches(`${request.method ?? ''} ${request.headers['user-agent'] ?? ''}`);
 }
 
-describe('of several candidates', () => {
-  test('one becomes the leader, and renews every two seconds', async () => {
+describe('several candidates', () => {
+  test('elect one leader, which renews every two seconds', async () => {
     const a = startCandidate('a');
     await waitUntilLeading(a);
     const b = startCandidate('b');
@@ -124,14 +124,14 @@ describe('of several candidates', () => {
     });
   });
 
-  test('that start at the same moment one becomes the leader', async () => {
+  test('that start at the same moment elect one leader', async () => {
     const all = ['a', 'b', 'c', 'd'].map((identity) => startCandidate(identity));
     await expect.poll(() => all.filter((one) => one.isWorking).length).toBe(1);
     for (const one of all) await advanceTwoSeconds(one);
     expect(all.filter((one) => one.isWorking).length).toBe(1);
   });
 
-  test('that see a Lease expire at the same moment one becomes the leader', async () => {
+  test('that see a Lease expire at the same moment elect one leader', async () => {
     api.put(path, { metadata: { name: 'controller' }, spec: { holderIdentity: 'gone', leaseDurationSeconds: 15 } });
     const all = ['a', 'b', 'c', 'd'].map((identity) => startCandidate(identity));
     for (const one of all) await waitUntilAsleep(one);
@@ -144,7 +144,7 @@ describe('of several candidates', () => {
 });
 
 describe('a leader that stops renewing', () => {
-  test('is replaced after no process saw a renewal for the duration of its Lease, whatever the clocks say', async () => {
+  test('is replaced when no process has seen a renewal for the duration of its Lease, regardless of the clocks', async () => {
     // Its clock is years ahead, or far behind.
     for (const renewTime of ['2036-01-01T00:00:00.000000Z', '2016-01-01T00:00:00.000000Z']) {
       api.put(path, {
@@ -162,7 +162,7 @@ describe('a leader that stops renewing', () => {
     }
   });
 
-  test('and renews in between is not replaced', async () => {
+  test('but renews again in time is not replaced', async () => {
     const spec = { holderIdentity: 'other', leaseDurationSeconds: 15 };
     api.put(path, { metadata: { name: 'controller' }, spec: { ...spec, renewTime: '1' } });
     const a = startCandidate('a');
@@ -259,7 +259,7 @@ describe('a leader that cannot renew', () => {
     expect(a.isWorking).toBe(true);
   });
 
-  test('gives up some seconds later even if its work does not end', async () => {
+  test('throws three seconds later even if its work does not end', async () => {
     const a = startCandidate('a', () => new Promise(() => undefined));
     await waitUntilLeading(a);
     await api.down();
@@ -281,7 +281,7 @@ describe('a leader that cannot renew', () => {
 });
 
 describe('a conflict', () => {
-  test('with a change of something else is ignored', async () => {
+  test('with a change of a label is ignored', async () => {
     const a = startCandidate('a');
     await waitUntilLeading(a);
     await waitUntilAsleep(a);
@@ -293,7 +293,7 @@ describe('a conflict', () => {
     expect((await readLease()).metadata.labels).toEqual({ team: 'storage' });
   });
 
-  test('with a change of something else costs no time, and logs no warning', async () => {
+  test('with a change of a label does not delay the renewal, and logs no warning', async () => {
     const a = startCandidate('a');
     await waitUntilLeading(a);
     for (let i = 0; i < 3; i++) {
@@ -367,7 +367,7 @@ describe('a conflict', () => {
   });
 });
 
-describe('the end', () => {
+describe('the end of a process', () => {
   test('releases the Lease when the work has ended, and the next candidate leads with its next attempt', async () => {
     const a = startCandidate('a');
     await waitUntilLeading(a);
@@ -394,7 +394,7 @@ describe('the end', () => {
     expect((await readLease()).spec?.holderIdentity).toBe('');
   });
 
-  test('of a candidate leaves the Lease alone', async () => {
+  test('of a candidate does not change the Lease', async () => {
     const a = startCandidate('a');
     await waitUntilLeading(a);
     const b = startCandidate('b');
@@ -404,7 +404,7 @@ describe('the end', () => {
     expect((await readLease()).spec?.holderIdentity).toBe('a');
   });
 
-  test('of a candidate that acquired the Lease without getting the answer releases it', async () => {
+  test('of a candidate that acquired the Lease, but did not get the answer, releases it', async () => {
     api.intercept = (request, _response, body) => {
       if (request.method !== 'POST') return false;
       api.put(path, JSON.parse(body));

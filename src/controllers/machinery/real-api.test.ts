@@ -105,7 +105,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     const frozenAt = clock.elapsed();
     // The leader gives up; the candidates still wait.
     expect(await Promise.race(all)).toBeInstanceOf(LeadershipLost);
-    // It does so before the Lease expires for the others.
+    // The leader gives up before the Lease expires for the candidates.
     expect(clock.elapsed() - frozenAt).toBeLessThan(15_000);
     expect(working).toBe(0);
     cluster.apiServer.thaw();
@@ -162,7 +162,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       expect((await review({ token, audiences: ['stowage.dev'] })).status?.authenticated).not.toBe(true);
     });
 
-    test('SubjectAccessReview tells what a user may do', async () => {
+    test('SubjectAccessReview returns whether a user has a permission', async () => {
       const isAllowed = async (user: string): Promise<boolean | undefined> => {
         const resourceAttributes = { group: 'stowage.dev', resource: 'volumes', verb: 'list' };
         const groups = user === 'admin' ? ['system:masters'] : [];

@@ -22,7 +22,7 @@ interface TestQueue {
   readonly runningKeys: Set<string>;
   finish(key: string): Promise<void>;
   readonly ended: Promise<void>;
-  /** Ends the work on a key at once, instead of when the test ends it. */
+  /** Replaces the work on a key, which otherwise lasts until the test calls `finish`. */
   work: ((key: string, scope: Scope) => Promise<void>) | undefined;
 }
 
@@ -209,7 +209,7 @@ describe('groups', () => {
     expect([...testQueue.runningKeys]).toEqual(['a0', 'a1', 'b0', 'b1']);
   });
 
-  test('that hang, however many, do not delay other groups', async () => {
+  test('that hang do not delay other groups, however many hang', async () => {
     const testQueue = startTestQueue({ workers: 4, workersPerGroup: 2 });
     for (let g = 0; g < 20; g++) for (let i = 0; i < 3; i++) testQueue.queue.add(`slow-${g}-${i}`, `slow-${g}`);
     await settle();
@@ -220,7 +220,7 @@ describe('groups', () => {
     expect(testQueue.runningKeys.size).toBeLessThanOrEqual(4 + 21);
   });
 
-  test('get a key that moves to them while it waits', async () => {
+  test('receive a key that moves to them while it waits', async () => {
     const testQueue = startTestQueue({ workers: 1 });
     testQueue.queue.add('a1', 'a');
     testQueue.queue.add('x', 'a');
@@ -231,7 +231,7 @@ describe('groups', () => {
     expect([...testQueue.runningKeys]).toEqual(['a1', 'x']);
   });
 
-  test('free the place of a key that moved to another group while it was running', async () => {
+  test('free the worker of a key that moved to another group while it was running', async () => {
     const testQueue = startTestQueue({ workers: 1 });
     testQueue.queue.add('x', 'a');
     await settle();
@@ -242,7 +242,7 @@ describe('groups', () => {
   });
 });
 
-describe('the end', () => {
+describe('the end of the queue', () => {
   test('lets running work finish, and starts nothing more', async () => {
     const testQueue = startTestQueue({ workers: 1 });
     testQueue.queue.add('a');
