@@ -276,7 +276,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       const agentCommand = [process.execPath, linkProgram, kubeconfig, namespace, tokenFile];
       return start([...(node?.beside ?? []), ...agentCommand]);
     }
-    const count = (text: string, what: string): number => text.split(what).length - 1;
+    const count = (text: string, searched: string): number => text.split(searched).length - 1;
     const waitForConnection = (running: RunningProgram, port: number, times = 1) =>
       expect
         .poll(

@@ -104,8 +104,8 @@ export function createAgentVolumes(agents: Agents, cluster: string): AgentVolume
     },
     expand: async (node, volume, bytes, scope) => {
       const path = pathOf(volume);
-      const before = volumeFrom(await agents.call(node, { method: 'GET', path }, scope));
-      if (before.bytes !== undefined && before.bytes >= bytes) return before.bytes;
+      const current = volumeFrom(await agents.call(node, { method: 'GET', path }, scope));
+      if (current.bytes !== undefined && current.bytes >= bytes) return current.bytes;
       const body = { bytes: String(bytes) };
       const request: AgentRequest = { method: 'POST', path: `${path}/expand`, body, deadlineMs: longTimeoutMs };
       return volumeFrom(await agents.call(node, request, scope)).bytes ?? bytes;

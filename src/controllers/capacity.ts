@@ -54,7 +54,7 @@ export function createCapacity(options: CapacityOptions): CapacityController {
   const { client, clock, caches, stores, kinds, namespace } = options;
   const cache = createCapacityCache(client, clock, namespace);
   const startedAt = clock.elapsed();
-  const written = new Map<string, { readonly capacity: string; readonly at: number }>();
+  const lastWrites = new Map<string, { readonly capacity: string; readonly writtenAt: number }>();
   const lastWantedAt = new Map<string, number>();
 
   async function reconcile(name: string, scope: Scope): Promise<ReconcileDone | RequeueAfter> {
@@ -62,9 +62,10 @@ export function createCapacity(options: CapacityOptions): CapacityController {
     const isOurs = storageClass !== undefined && driverNamed(storageClass.provisioner) !== undefined;
     const spaces = isOurs ? freeSpaceFor(storageClass, options) : [];
     const wanted = new Set(spaces.map(({ node }) => capacityNameOf(name, node)));
-    for (const own of wanted) lastWantedAt.set(own, clock.elapsed());
-    const isKept = (own: string): boolean =>
-      wanted.has(own) || (isOurs && clock.elapsed() - (lastWantedAt.get(own) ?? startedAt) < agentGraceMs);
+    for (const objectName of wanted) lastWantedAt.set(objectName, clock.elapsed());
+    const isKept = (objectName: string): boolean =>
+      wanted.has(objectName) ||
+      (isOurs && clock.elapsed() - (lastWantedAt.get(objectName) ?? startedAt) < agentGraceMs);
     for (const { metadata } of cache.byIndex('class', name))
       if (!isKept(metadata.name ?? '')) await remove(metadata.name ?? '', scope);
     if (!isOurs) return done;
@@ -77,8 +78,8 @@ export function createCapacity(options: CapacityOptions): CapacityController {
     const objectName = capacityNameOf(name, space.node);
     const cached = cache.get(`${namespace}/${objectName}`);
     const capacity = quantityOf(space.freeBytes);
-    const last = written.get(objectName);
-    const sinceMs = clock.elapsed() - (last?.at ?? Number.NEGATIVE_INFINITY);
+    const last = lastWrites.get(objectName);
+    const sinceMs = clock.elapsed() - (last?.writtenAt ?? Number.NEGATIVE_INFINITY);
     // The cache may not have the last write yet.
     const unseenWrite = sinceMs < watchLagMs ? last : undefined;
     const before = unseenWrite === undefined ? cached?.capacity : unseenWrite.capacity;
@@ -108,12 +109,12 @@ export function createCapacity(options: CapacityOptions): CapacityController {
       const body = { capacity };
       await client.patch(csiStorageCapacities, { namespace, name: objectName }, { kind: 'merge', body }, signal);
     }
-    written.set(objectName, { capacity, at: clock.elapsed() });
+    lastWrites.set(objectName, { capacity, writtenAt: clock.elapsed() });
   }
 
   async function remove(name: string, { signal }: Scope): Promise<void> {
     await ignoreNotFound(client.delete(csiStorageCapacities, { namespace, name }, {}, signal));
-    written.delete(name);
+    lastWrites.delete(name);
     lastWantedAt.delete(name);
   }
 
@@ -137,7 +138,7 @@ export function createCapacity(options: CapacityOptions): CapacityController {
     },
   });
   // Another client deleted the object, so forget what was written.
-  cache.on({ deleted: ({ metadata: { name = '' } }) => void written.delete(name) });
+  cache.on({ deleted: ({ metadata: { name = '' } }) => void lastWrites.delete(name) });
   // Finds objects that another leader left for a deleted class.
   controller.follow(cache, ({ storageClassName }) => [storageClassName]);
   stores.onChange(addLocalClasses);
@@ -204,10 +205,10 @@ const createCapacityCache = (client: CapacityOptions['client'], clock: Clock, na
 
 /** Calls `ask` lazily and at most once. */
 function once<T>(ask: () => Promise<T>): () => Promise<T> {
-  let asked: Promise<T> | undefined;
+  let result: Promise<T> | undefined;
   return () => {
-    asked ??= ask();
-    return asked;
+    result ??= ask();
+    return result;
   };
 }
 

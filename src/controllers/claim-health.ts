@@ -38,13 +38,13 @@ export function createClaimHealth({ client, clock, caches, events, mountProblems
       if (previous?.status !== 'False') return true;
       if (nodesNotReported(previousNodes, { mountProblems, caches }).length > 0) return false;
       await patchCondition(claim, { status: 'True', reason: 'Well', message: '' }, [], scope);
-      const about = {
+      const event = {
         type: 'Normal',
         reason: healthEventReasons.healthy,
         action: healthAction,
         note: claimNote(undefined),
       } as const;
-      events.report({ ...about, regarding: claimReference(claim) });
+      events.report({ ...event, regarding: claimReference(claim) });
       return true;
     }
     const problems = affectedPods.map(({ problem }) => problem);
@@ -62,13 +62,13 @@ export function createClaimHealth({ client, clock, caches, events, mountProblems
     if (isReported && previous.message === condition.message && annotationOf(previousNodes) === annotationOf(nodes))
       return true;
     await patchCondition(claim, condition, nodes, scope);
-    const about = {
+    const event = {
       type: 'Warning',
       reason: healthEventReasons.unhealthy,
       action: healthAction,
       note: claimNote(condition.message),
     } as const;
-    if (!isReported) events.report({ ...about, regarding: claimReference(claim) });
+    if (!isReported) events.report({ ...event, regarding: claimReference(claim) });
     return true;
   }
 
@@ -79,11 +79,11 @@ export function createClaimHealth({ client, clock, caches, events, mountProblems
     { signal }: Scope,
   ): Promise<void> {
     const { namespace = '', name = '', resourceVersion = '' } = metadata;
-    const others = (status?.conditions ?? []).filter(({ type }) => type !== healthyCondition);
+    const otherConditions = (status?.conditions ?? []).filter(({ type }) => type !== healthyCondition);
     const previous = status?.conditions?.find(({ type }) => type === healthyCondition);
     const now = new Date(clock.now()).toISOString().replace(/\.\d+Z$/, 'Z');
     const lastTransitionTime = previous?.status === condition.status ? (previous.lastTransitionTime ?? now) : now;
-    const conditions = [...others, { type: healthyCondition, ...condition, lastTransitionTime }];
+    const conditions = [...otherConditions, { type: healthyCondition, ...condition, lastTransitionTime }];
     const annotations = { [unhealthyNodesAnnotation]: nodes.length === 0 ? null : annotationOf(nodes) };
     // A merge patch replaces the whole list, so require the resourceVersion that was read. The status subresource accepts annotations too.
     const body = { metadata: { resourceVersion, annotations }, status: { conditions } };

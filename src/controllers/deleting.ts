@@ -123,8 +123,8 @@ export function createDeleting(context: ControllerContext): Controller {
     groupOf: (key) => caches.volumes.get(key)?.spec.csi?.volumeAttributes?.['store'] ?? '',
     onFailure: (key, error) => {
       const volume = caches.volumes.get(key);
-      const about = { reason: 'VolumeFailedDelete', action: 'Delete' };
-      if (volume !== undefined) reportFailure(events, volumeReference(volume), about, error);
+      const failureEvent = { reason: 'VolumeFailedDelete', action: 'Delete' };
+      if (volume !== undefined) reportFailure(events, volumeReference(volume), failureEvent, error);
     },
   });
   /** Most PersistentVolumes are bound and need no reconcile. */

@@ -54,7 +54,7 @@ export function createHasPersistentVolume(
 ): HasPersistentVolume {
   let handles: ReadonlySet<string> = new Set();
   let listSignal: AbortSignal;
-  const read = coalesced(async () => {
+  const listHandles = coalesced(async () => {
     const all = new Set<string>();
     for await (const { items } of client.list(persistentVolumes, {}, listSignal))
       for (const { spec } of items) if (spec.csi !== undefined) all.add(spec.csi.volumeHandle);
@@ -64,7 +64,7 @@ export function createHasPersistentVolume(
     if (persistentVolumesOf(caches, volume).length > 0) return true;
     // All callers pass the signal of the process, so the shared list can use any of them.
     listSignal = signal;
-    await read();
+    await listHandles();
     return handlesOf(volume).some((handle) => handles.has(handle));
   };
 }

@@ -40,8 +40,8 @@ export function messageOf(
   if (worst === undefined) return '';
   const nodes = [...new Set(problems.filter(({ kind }) => kind === worst.kind).map(({ node }) => node))].sort();
   const more = nodes.length > maxShownNodes ? ` and ${nodes.length - maxShownNodes} more` : '';
-  const what = `On ${nodes.slice(0, maxShownNodes).join(', ')}${more}: ${descriptionOf(worst)}.`;
-  return audience === 'for users' ? `${what} ${userActions[worst.kind]}` : `${what} ${adminHint}`;
+  const situation = `On ${nodes.slice(0, maxShownNodes).join(', ')}${more}: ${descriptionOf(worst)}.`;
+  return audience === 'for users' ? `${situation} ${userActions[worst.kind]}` : `${situation} ${adminHint}`;
 }
 
 export const claimNote = (message: string | undefined): string => message ?? 'The volume is healthy again.';
@@ -50,9 +50,9 @@ export function podNote(problem: MountProblem | undefined, pod: Pod | undefined,
   const volume = claim === undefined ? 'A volume of the pod' : `The volume of claim '${claim}'`;
   if (problem === undefined) return `${volume} is healthy again.`;
   const hasNoController = pod?.metadata.ownerReferences?.some(({ controller }) => controller === true) !== true;
-  const what =
+  const advice =
     hasNoController && problem.kind === 'repaired' ? 'Delete the pod and create it again.' : userActions[problem.kind];
-  return `${volume} is unhealthy on ${problem.node}: ${descriptionOf(problem)}. ${what}`;
+  return `${volume} is unhealthy on ${problem.node}: ${descriptionOf(problem)}. ${advice}`;
 }
 
 const descriptionOf = ({ kind, detail }: MountProblem): string => (kind === 'repaired' ? remountedMessage : detail);

@@ -49,8 +49,8 @@ export function createHealth(options: HealthOptions): Controller {
     // An ephemeral volume of a pod has no PersistentVolume, and is known only by its id.
     if (persistentVolumes.length === 0 && (!isVolumeId(volume) || hasOtherHandle(volume))) return done;
     const recheckDelaysMs: number[] = [];
-    for (const one of persistentVolumes.length === 0 ? [undefined] : persistentVolumes)
-      recheckDelaysMs.push(await check(volume, one, scope));
+    for (const persistentVolume of persistentVolumes.length === 0 ? [undefined] : persistentVolumes)
+      recheckDelaysMs.push(await check(volume, persistentVolume, scope));
     const nextDelayMs = Math.min(...recheckDelaysMs);
     return nextDelayMs === Number.POSITIVE_INFINITY ? done : requeueAfter(nextDelayMs);
   }

@@ -104,8 +104,8 @@ export function createLostNodeVolumes(
   function reportReleased(name: string, released: number, { log }: Scope): void {
     log.warn('a node is gone: released its volumes', { node: name, volumes: released });
     const note = `The node is gone: ${released} volumes that it used are free for other nodes.`;
-    const about = { type: 'Normal', reason: 'VolumesReleased', action: 'Release', note } as const;
-    events.report({ ...about, regarding: nodeReference(name) });
+    const event = { type: 'Normal', reason: 'VolumesReleased', action: 'Release', note } as const;
+    events.report({ ...event, regarding: nodeReference(name) });
   }
 
   /** Undefined if the store has answered that the volume does not exist. */
@@ -139,7 +139,7 @@ async function forEachByStore<T extends Pick<Volume, 'store'>>(
   const settled = await Promise.allSettled(
     Array.from(groups, (those) => eachBounded(those, maxConcurrentPerStore, work)),
   );
-  for (const one of settled) if (one.status === 'rejected') throw one.reason;
+  for (const result of settled) if (result.status === 'rejected') throw result.reason;
 }
 
 /** The recorded volumes on shared stores. */

@@ -81,7 +81,7 @@ describe('a claim whose node the scheduler has chosen', () => {
     const more = { bytes: gib, enforce: false, access: 'filesystem', node: 'node-2', allowedTopologies: [] } as const;
     const first = lead().local;
     await fixture.caches.stores.whenSynced(aCall().signal);
-    const made = await first.create({ ...wanted, ...more, labels: {} }, aCall());
+    const created = await first.create({ ...wanted, ...more, labels: {} }, aCall());
     const second = createNodeProvisioner({
       ...fixture.parts,
       stores: fixture.parts.nodeStores,
@@ -89,7 +89,7 @@ describe('a claim whose node the scheduler has chosen', () => {
     });
     const repeated = await second.create({ ...wanted, ...more, labels: { team: 'red' } }, aCall());
     const larger = await second.create({ ...wanted, ...more, name: 'red-data', labels: { team: 'red' } }, aCall());
-    expect([repeated, larger]).toEqual([made, made]);
+    expect([repeated, larger]).toEqual([created, created]);
     expect(await volumeCounts(two)).toEqual([1]);
   });
 

@@ -70,10 +70,10 @@ export function createNodeChooser({
     isConnected(node) && stores.reportOf(node)?.stores.get(store)?.isOpen === true;
   /** Whether the store was open recently. The agent of a node whose disk hangs stays connected, so this does not rely on the connection. */
   function mayBecomeOpen(node: string, store: string): boolean {
-    const since = isConnected(node)
+    const availableSince = isConnected(node)
       ? (stores.lastOpenAt(node, store) ?? connectedAt.get(node))
       : disconnectedAt.get(node);
-    return isOpen(node, store) || clock.elapsed() - (since ?? startedAt) < agentGraceMs;
+    return isOpen(node, store) || clock.elapsed() - (availableSince ?? startedAt) < agentGraceMs;
   }
 
   const hasRefused = (uid: string, node: string): boolean => refusals.get(uid)?.has(node) === true;

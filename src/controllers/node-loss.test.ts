@@ -34,8 +34,8 @@ beforeEach(async () => {
   const csi = { driver: 'file.stowage.dev', volumeHandle: volume.id };
   fixture.api.put(paths.volumes, { metadata: { name: 'pvc-1' }, spec: { csi, claimRef: { uid: 'u' } } });
   // The volume is gone, and its store has answered.
-  const gone = { driver: 'file.stowage.dev', volumeHandle: 'sv1-00000000-0000-4000-8000-000000000000' };
-  fixture.api.put(paths.volumes, { metadata: { name: 'pvc-2' }, spec: { csi: gone, claimRef: { uid: 'v' } } });
+  const missingVolume = { driver: 'file.stowage.dev', volumeHandle: 'sv1-00000000-0000-4000-8000-000000000000' };
+  fixture.api.put(paths.volumes, { metadata: { name: 'pvc-2' }, spec: { csi: missingVolume, claimRef: { uid: 'v' } } });
   await recordUse('host-1', 'node-1');
   await recordUse('host-2', 'node-2', 'kubelet');
   await recordUse('host-3', 'node-1', 'container');
@@ -200,11 +200,14 @@ test('a store that does not answer does not delay others, and is retried', async
   const goldVolumes: Volume[] = [];
   for (let index = 0; index < 10; index++) {
     const spec = { store: 'gold', name: `b${index}`, bytes: 1n, access: undefined, labels: {} };
-    const made = await fixture.core.volumes.create(spec, aCall());
-    const csi = { driver: 'file.stowage.dev', volumeHandle: made.id };
-    fixture.api.put(paths.volumes, { metadata: { name: made.name }, spec: { csi, claimRef: { uid: made.name } } });
-    await goldUses?.put(made, lostNodeUse, aCall());
-    goldVolumes.push(made);
+    const goldVolume = await fixture.core.volumes.create(spec, aCall());
+    const csi = { driver: 'file.stowage.dev', volumeHandle: goldVolume.id };
+    fixture.api.put(paths.volumes, {
+      metadata: { name: goldVolume.name },
+      spec: { csi, claimRef: { uid: goldVolume.name } },
+    });
+    await goldUses?.put(goldVolume, lostNodeUse, aCall());
+    goldVolumes.push(goldVolume);
   }
   fixture.api.put(paths.volumes, { metadata: { name: 'pvc-1' }, spec: { ...silver?.spec } });
   let isSilent = true;
@@ -228,27 +231,27 @@ test('a store that does not answer does not delay others, and is retried', async
 test('a retained volume without a PersistentVolume is released too', async () => {
   const spec = { store: 'silver', name: 'kept', bytes: 1n, access: undefined, labels: {} };
   const ownLabels = { 'stowage.dev/cluster': fixture.core.instance };
-  const kept = await fixture.core.volumes.create({ ...spec, ownLabels }, aCall());
+  const retained = await fixture.core.volumes.create({ ...spec, ownLabels }, aCall());
   const uses = fixture.core.stores.view('silver').store?.uses;
-  await uses?.put(kept, { host: 'host-1', node: 'node-1' as NodeName, users: [] }, aCall());
+  await uses?.put(retained, { host: 'host-1', node: 'node-1' as NodeName, users: [] }, aCall());
   const controller = start();
   await eventually(() => controller.counts().done).toBe(2);
   fixture.api.remove(paths.nodes, 'node-1');
-  await eventually(() => uses?.list(kept.id, aCall())).toEqual([]);
+  await eventually(() => uses?.list(retained.id, aCall())).toEqual([]);
 });
 
 describe('an ephemeral volume of a pod', () => {
   const createEphemeral = async (name: string, host: string): Promise<Volume> => {
     const spec = { store: 'silver', name, bytes: 1n, access: undefined, labels: {} };
-    const made = await fixture.core.volumes.create(
+    const created = await fixture.core.volumes.create(
       { ...spec, ownLabels: { 'stowage.dev/ephemeral': 'true' } },
       aCall(),
     );
     // Make it look as if that machine had created the volume.
-    await fixture.core.stores.view('silver').store?.adoption?.claim(made, host, aCall());
+    await fixture.core.stores.view('silver').store?.adoption?.claim(created, host, aCall());
     await volumeNames();
-    expect(fixture.core.records.volumes.byId(made.id)?.instance).toBe(host);
-    return made;
+    expect(fixture.core.records.volumes.byId(created.id)?.instance).toBe(host);
+    return created;
   };
   const volumeNames = async (): Promise<readonly string[]> => (await fixture.volumes()).map(({ name }) => name);
 
@@ -262,11 +265,11 @@ describe('an ephemeral volume of a pod', () => {
   });
 
   test('stays while its machine still renews its use, or when the node is only out of service', async () => {
-    const used = await createEphemeral('x', 'host-4');
+    const usedVolume = await createEphemeral('x', 'host-4');
     await createEphemeral('z', 'host-2');
     await fixture.core.stores
       .view('silver')
-      .store?.uses?.put(used, { host: 'host-4', node: 'node-4' as NodeName, users: [] }, aCall());
+      .store?.uses?.put(usedVolume, { host: 'host-4', node: 'node-4' as NodeName, users: [] }, aCall());
     recordHosts({ 'host-4': 'node-4 its-uid', 'host-2': 'node-2 its-uid' });
     fixture.api.put(paths.nodes, aNode('node-2', 'node.kubernetes.io/out-of-service'));
     const controller = start();

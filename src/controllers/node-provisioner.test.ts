@@ -78,12 +78,12 @@ describe('a volume of a node', () => {
   };
 
   async function twoNodesWithVolume(...options: readonly string[]): Promise<readonly [AgentNode, AgentNode]> {
-    const both = await twoNodes(...options);
+    const nodes = await twoNodes(...options);
     fixture.api.put(paths.classes, aLocalClass());
     fixture.api.put(paths.claims, aLocalClaim('data', 'node-1'));
     lead();
     await eventually(wellMade).toEqual(['pvc-uid-of-data']);
-    return both;
+    return nodes;
   }
 
   test('is deleted on its node', async () => {

@@ -90,8 +90,8 @@ export function createNodeStores(options: NodeStoresOptions): NodeStores {
   function update(node: string, stores: ReadonlyMap<string, NodeStore>): void {
     const before = reports.get(node);
     const openTimes = lastOpenAt.get(node) ?? new Map<string, number>();
-    for (const seen of [before?.stores ?? [], stores])
-      for (const [name, { isOpen }] of seen) if (isOpen) openTimes.set(name, clock.elapsed());
+    for (const reported of [before?.stores ?? [], stores])
+      for (const [name, { isOpen }] of reported) if (isOpen) openTimes.set(name, clock.elapsed());
     lastOpenAt.set(node, openTimes);
     reports.set(node, { node, stores });
     if (staleNodes.has(node)) notify(node, undefined);
@@ -143,8 +143,8 @@ export function createNodeStores(options: NodeStoresOptions): NodeStores {
   /** Drops the reports about a store after its Store object changed: they are about another location, or other limits. */
   const dropReports = ({ metadata: { name = '' } }: StoreObject): void => {
     for (const { node, stores } of Array.from(reports.values())) {
-      const others = new Map([...stores].filter(([one]) => one !== name));
-      if (others.size < stores.size) update(node, others);
+      const otherStores = new Map([...stores].filter(([one]) => one !== name));
+      if (otherStores.size < stores.size) update(node, otherStores);
     }
     for (const node of agents.nodes()) staleNodes.add(node);
     addAll();

@@ -131,15 +131,15 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
   }
 
   function report(node: string, kept: readonly AgentVolume[]): void {
-    for (const [store, those] of Map.groupBy(kept, (volume) => volume.store as string)) {
+    for (const [store, volumes] of Map.groupBy(kept, (volume) => volume.store as string)) {
       const object = caches.stores.get(store);
       if (object === undefined) continue;
-      const names = those.slice(0, maxShownVolumes).map(({ name }) => name);
-      const more = those.length > maxShownVolumes ? `, and ${those.length - maxShownVolumes} more` : '';
-      const note = `On node ${node}, ${those.length} volumes belong to no claim and no PersistentVolume of this cluster, and contain or may contain data: ${names.join(', ')}${more}. Create PersistentVolumes for them, or delete them there: stowage volume delete.`;
-      const about = { type: 'Warning', reason: 'OrphanedVolumes', action: 'Look', note } as const;
+      const names = volumes.slice(0, maxShownVolumes).map(({ name }) => name);
+      const more = volumes.length > maxShownVolumes ? `, and ${volumes.length - maxShownVolumes} more` : '';
+      const note = `On node ${node}, ${volumes.length} volumes belong to no claim and no PersistentVolume of this cluster, and contain or may contain data: ${names.join(', ')}${more}. Create PersistentVolumes for them, or delete them there: stowage volume delete.`;
+      const event = { type: 'Warning', reason: 'OrphanedVolumes', action: 'Look', note } as const;
       // `related` makes one Event for each node.
-      events.report({ ...about, regarding: storeReference(object), related: nodeReference(node) });
+      events.report({ ...event, regarding: storeReference(object), related: nodeReference(node) });
     }
   }
 

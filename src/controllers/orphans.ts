@@ -51,8 +51,8 @@ export function createOrphans({ client, clock, caches, events, core, kinds }: Or
       const names = kept.slice(0, maxShownVolumes).map(({ name }) => name);
       const more = kept.length > maxShownVolumes ? `, and ${kept.length - maxShownVolumes} more` : '';
       const note = `${kept.length} volumes belong to no claim and no PersistentVolume of this cluster, and contain or may contain data: ${names.join(', ')}${more}. Create PersistentVolumes for them, or delete them: stowage volume delete.`;
-      const about = { type: 'Warning', reason: 'OrphanedVolumes', action: 'Look', note } as const;
-      events.report({ ...about, regarding: storeReference(object) });
+      const event = { type: 'Warning', reason: 'OrphanedVolumes', action: 'Look', note } as const;
+      events.report({ ...event, regarding: storeReference(object) });
     }
     return requeueAfter(searchIntervalMs);
   }

@@ -61,8 +61,8 @@ const unfit = (name: string): StowageError =>
       'Names have 1 to 128 characters of A-Z a-z 0-9 _ . -: change the name template of the class, or the values that it takes from the claim.',
   });
 
-const missing = (what: string, key: string): StowageError =>
-  new StowageError(`the class names volumes by the ${what} ${quoted(key)}, which the claim does not have`, {
+const missing = (kind: string, key: string): StowageError =>
+  new StowageError(`the class names volumes by the ${kind} ${quoted(key)}, which the claim does not have`, {
     code: 'invalid',
     reason: 'claim-name-incomplete',
     action: 'Add it to the claim.',

@@ -10,7 +10,7 @@ const repeatIntervalMs = 1_800_000;
 
 interface ReportedProblem {
   readonly problem: MountProblem;
-  readonly at: number;
+  readonly reportedAt: number;
 }
 
 /** Reports problems, and their end, as Events on pods. Remembers what it reported; a new leader reports problems again. */
@@ -24,18 +24,18 @@ export function createPodHealthEvents({ clock, events }: Pick<ControllerContext,
   const reported = new Map<string, ReadonlyMap<string, ReportedProblem>>();
 
   function report(key: string, affectedPods: readonly AffectedPod[], claim: PersistentVolumeClaim | undefined): void {
-    const before = reported.get(key) ?? new Map<string, ReportedProblem>();
+    const previous = reported.get(key) ?? new Map<string, ReportedProblem>();
     const now = clock.elapsed();
-    const after = new Map<string, ReportedProblem>();
+    const current = new Map<string, ReportedProblem>();
     const commonFields = { action: healthAction, ...(claim === undefined ? {} : { related: claimReference(claim) }) };
     for (const { problem, pod } of affectedPods) {
-      if (after.has(problem.pod.uid)) continue;
-      const known = before.get(problem.pod.uid);
-      if (known?.problem.kind === problem.kind && now - known.at < repeatIntervalMs) {
-        after.set(problem.pod.uid, known);
+      if (current.has(problem.pod.uid)) continue;
+      const known = previous.get(problem.pod.uid);
+      if (known?.problem.kind === problem.kind && now - known.reportedAt < repeatIntervalMs) {
+        current.set(problem.pod.uid, known);
         continue;
       }
-      after.set(problem.pod.uid, { problem, at: now });
+      current.set(problem.pod.uid, { problem, reportedAt: now });
       const note = podNote(problem, pod, claim?.metadata.name);
       events.report({
         ...commonFields,
@@ -45,8 +45,8 @@ export function createPodHealthEvents({ clock, events }: Pick<ControllerContext,
         note,
       });
     }
-    for (const [uid, { problem }] of before) {
-      if (after.has(uid)) continue;
+    for (const [uid, { problem }] of previous) {
+      if (current.has(uid)) continue;
       const note = podNote(undefined, undefined, claim?.metadata.name);
       events.report({
         ...commonFields,
@@ -56,8 +56,8 @@ export function createPodHealthEvents({ clock, events }: Pick<ControllerContext,
         note,
       });
     }
-    if (after.size === 0) reported.delete(key);
-    else reported.set(key, after);
+    if (current.size === 0) reported.delete(key);
+    else reported.set(key, current);
   }
 
   return { report };

@@ -174,8 +174,9 @@ export function createCoreProvisioner(core: Core, whyNotOpen: WhyNotOpen): Provi
 
 export function unknownStore(wanted: string | undefined, all: readonly string[]): StowageError {
   const stores = all.length === 0 ? 'there is none' : all.join(', ');
-  const what = wanted === undefined ? 'the class names no store' : `there is no store ${quoted(wanted)} for the class`;
-  return new StowageError(what, {
+  const message =
+    wanted === undefined ? 'the class names no store' : `there is no store ${quoted(wanted)} for the class`;
+  return new StowageError(message, {
     code: 'invalid',
     reason: 'class-store-unknown',
     action: `Ask the administrator for a class whose parameter store is one of these: ${stores}`,

@@ -338,15 +338,15 @@ describe('a claim', () => {
   });
 
   test('gets an Event about a missing permission when the server stops allowing this host', async () => {
-    const own = await startOwnServer({ path: '/export' });
+    const nfsServer = await startOwnServer({ path: '/export' });
     const kind = createNfsStoreKind();
     const server = await startServer({ listen: 'none', kinds: [createLocalStoreKind(), kind] });
     onTestFinished(() => server[Symbol.asyncDispose]());
     const { core } = server;
-    const { port } = own.server;
+    const { port } = nfsServer.server;
     await core.stores.add('silver', `nfs://127.0.0.1/export?port=${port}&mountport=${port}&timeout=1s`, aCall());
     const file = createCoreProvisioner(core, createWhyNotOpen(fixture.caches.stores, new Map([['nfs', kind]])));
-    await own.restart({ networks: ['192.0.2.0/24'] });
+    await nfsServer.restart({ networks: ['192.0.2.0/24'] });
     fixture.api.put(paths.classes, aClass());
     fixture.api.put(paths.claims, aClaim('cart'));
     fixture.start(createProvisioning, { core, provisioners: new Map([[file.driver, file]]) });

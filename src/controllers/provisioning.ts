@@ -44,7 +44,7 @@ export function createProvisioning(context: ControllerContext): Controller {
   const { client, clock, caches, events } = context;
   const abandonedClaims = createAbandonedClaims(context, (key) => controller.add(key));
   /** By claim: PersistentVolumes that are written but not in the cache yet. Kubernetes changes the claim at the same time. */
-  const writtenAt = new Map<string, { readonly uid: string; readonly at: number }>();
+  const recentWrites = new Map<string, { readonly uid: string; readonly writtenAt: number }>();
 
   async function reconcile(key: string, scope: Scope): Promise<ReconcileDone | RequeueAfter> {
     if (abandonedClaims.isKey(key)) return await abandonedClaims.reconcile(key, scope);
@@ -60,8 +60,8 @@ export function createProvisioning(context: ControllerContext): Controller {
   /** Does not report on a new claim that has the same name. */
   function reportProvisioningFailed(claim: PersistentVolumeClaim, error: unknown): void {
     if (caches.claims.get(keyOf(claim))?.metadata.uid !== claim.metadata.uid) return;
-    const about = { reason: 'ProvisioningFailed', action: 'Provision' };
-    reportFailure(events, claimReference(claim), about, error);
+    const failureEvent = { reason: 'ProvisioningFailed', action: 'Provision' };
+    reportFailure(events, claimReference(claim), failureEvent, error);
   }
 
   async function provision(
@@ -71,16 +71,16 @@ export function createProvisioning(context: ControllerContext): Controller {
   ): Promise<ReconcileDone | RequeueAfter> {
     const matched = classAndProvisioner(claim, context);
     if (claim === undefined || matched === undefined) {
-      writtenAt.delete(key);
+      recentWrites.delete(key);
       return done;
     }
     const [storageClass, provisioner] = matched;
     const { uid = '' } = claim.metadata;
     const isProvisioned = caches.volumes.get(volumeNameFor(uid)) !== undefined;
-    if (isProvisioned) writtenAt.delete(key);
+    if (isProvisioned) recentWrites.delete(key);
     if (isProvisioned || !mayProvision(claim, storageClass)) return done;
     const sinceWrittenMs =
-      writtenAt.get(key)?.uid === uid ? clock.elapsed() - (writtenAt.get(key)?.at ?? 0) : watchLagMs;
+      recentWrites.get(key)?.uid === uid ? clock.elapsed() - (recentWrites.get(key)?.writtenAt ?? 0) : watchLagMs;
     if (sinceWrittenMs < watchLagMs) return requeueAfter(watchLagMs - sinceWrittenMs);
     if (needsPopulator(claim)) {
       reportPopulator(claim);
@@ -98,7 +98,7 @@ export function createProvisioning(context: ControllerContext): Controller {
       scope,
     );
     creation.markWritten();
-    writtenAt.set(key, { uid, at: clock.elapsed() });
+    recentWrites.set(key, { uid, writtenAt: clock.elapsed() });
     const note = `Created volume '${created.volume.store}/${created.volume.name}'`;
     const regarding = claimReference(claim);
     events.report({ regarding, type: 'Normal', reason: 'ProvisioningSucceeded', action: 'Provision', note });
@@ -144,7 +144,7 @@ export function createProvisioning(context: ControllerContext): Controller {
         : (classAndProvisioner(caches.claims.get(key), context)?.[0].parameters?.['store'] ?? ''),
   });
   followWaitingClaims(controller, context, {
-    isWritten: (key) => writtenAt.has(key),
+    isWritten: (key) => recentWrites.has(key),
     cleanupKeysOf: abandonedClaims.keysOf,
   });
   return controller;

@@ -32,8 +32,8 @@ export function createResizing(context: ControllerContext): Controller {
     if (currentBytes < expanded.bytes) await patchCapacity(volume, expanded.bytes, scope);
     await patchClaimStatus(claim, expanded.bytes, expanded.nodeExpansionRequired, scope);
     const note = `Expanded the volume to ${quantityOf(expanded.bytes)}`;
-    const about = { type: 'Normal', reason: 'VolumeResizeSuccessful', action: 'Resize', note } as const;
-    events.report({ ...about, regarding: claimReference(claim) });
+    const event = { type: 'Normal', reason: 'VolumeResizeSuccessful', action: 'Resize', note } as const;
+    events.report({ ...event, regarding: claimReference(claim) });
     return done;
   }
 
@@ -81,8 +81,8 @@ export function createResizing(context: ControllerContext): Controller {
     },
     onFailure: (key, error) => {
       const claim = caches.claims.get(key);
-      const about = { reason: 'VolumeResizeFailed', action: 'Resize' };
-      if (claim !== undefined) reportFailure(events, claimReference(claim), about, error);
+      const failureEvent = { reason: 'VolumeResizeFailed', action: 'Resize' };
+      if (claim !== undefined) reportFailure(events, claimReference(claim), failureEvent, error);
     },
   });
   controller.follow(caches.claims, (claim) => (isTooSmall(claim) ? [keyOf(claim)] : []));

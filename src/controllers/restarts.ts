@@ -38,7 +38,7 @@ export function createRestarts({ client, clock, events, pauseMs = defaultPauseMs
   /** The problem and the claim, by the pod's uid. */
   const candidates = new Map<string, { readonly problem: MountProblem; readonly claimName: MountProblem['pod'] }>();
   const reader = createPodReader(client);
-  let nextAt = 0;
+  let nextEvictionAt = 0;
 
   async function reconcile(key: string, scope: Scope): Promise<ReconcileDone | RequeueAfter> {
     const candidate = candidates.get(key);
@@ -51,25 +51,25 @@ export function createRestarts({ client, clock, events, pauseMs = defaultPauseMs
       claim?.metadata.uid === claimName.uid && claim.metadata.annotations?.[restartConsumersAnnotation] === 'true';
     const affected = isRequested ? await reader.affectedPod(problem, name, scope) : undefined;
     if (affected === undefined || !willBeRecreated(affected.pod)) return forget(key);
-    const waitMs = nextAt - clock.elapsed();
+    const waitMs = nextEvictionAt - clock.elapsed();
     if (waitMs > 0) return requeueAfter(waitMs);
-    nextAt = clock.elapsed() + pauseMs;
+    nextEvictionAt = clock.elapsed() + pauseMs;
     const outcome = await evict(problem.pod, scope);
     if (outcome === 'gone') return forget(key);
     if (outcome === 'forbidden') {
       // A pod that stays must not delay the next eviction.
-      nextAt = clock.elapsed();
+      nextEvictionAt = clock.elapsed();
       const note = `Not evicted, although the mount of claim '${name}' was lost and remounted: Stowage may not evict pods in this namespace. Restart the pod yourself.`;
-      const about = { type: 'Warning', reason: 'RestartForbidden', action: 'Evict', note } as const;
-      events.report({ ...about, regarding: podReference(problem.pod) });
+      const event = { type: 'Warning', reason: 'RestartForbidden', action: 'Evict', note } as const;
+      events.report({ ...event, regarding: podReference(problem.pod) });
       return requeueAfter(maxRetryMs);
     }
     scope.log.warn('evicted a pod whose mount was remounted', {
       pod: `${problem.pod.namespace}/${problem.pod.name}`,
     });
     const note = `Evicted: the mount of claim '${name}' was lost and remounted, and only a new pod sees the new mount. The claim requests this with ${restartConsumersAnnotation}.`;
-    const about = { type: 'Normal', reason: 'RestartedForVolume', action: 'Evict', note } as const;
-    events.report({ ...about, regarding: podReference(problem.pod) });
+    const event = { type: 'Normal', reason: 'RestartedForVolume', action: 'Evict', note } as const;
+    events.report({ ...event, regarding: podReference(problem.pod) });
     return forget(key);
   }
 

@@ -81,8 +81,8 @@ export function followNodeStores(
     for (const { node, stores } of nodeStores.all())
       for (const { name, isOpen } of stores.values())
         states.set(name, [...(states.get(name) ?? []), `${node}${isOpen ? '' : '!'}`]);
-    for (const [name, those] of states) {
-      const text = those.toSorted().join(' ');
+    for (const [name, nodes] of states) {
+      const text = nodes.toSorted().join(' ');
       if (lastStates.get(name) !== text) controller.add(name);
       lastStates.set(name, text);
     }

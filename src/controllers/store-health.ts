@@ -70,11 +70,16 @@ function reportChanges(events: Events, object: StoreObject, before: StoreObject)
   for (const { type, action } of reportedConditions) {
     const [now, previous] = [conditionOf(object, type), conditionOf(before, type)];
     if (now?.status === previous?.status || previous === undefined) continue;
-    const about = { regarding: storeReference(object), action } as const;
+    const commonFields = { regarding: storeReference(object), action } as const;
     if (now?.status === 'False')
-      events.report({ ...about, type: 'Warning', reason: 'StoreIll', note: `${type}: ${now.message || now.reason}` });
+      events.report({
+        ...commonFields,
+        type: 'Warning',
+        reason: 'StoreIll',
+        note: `${type}: ${now.message || now.reason}`,
+      });
     else if (now?.status === 'True')
-      events.report({ ...about, type: 'Normal', reason: 'StoreWell', note: `${type}: healthy again.` });
+      events.report({ ...commonFields, type: 'Normal', reason: 'StoreWell', note: `${type}: healthy again.` });
   }
 }
 

@@ -74,8 +74,8 @@ export function createStoresController(options: StoresOptions): StoresController
     const found = configsOf(objects, kinds);
     ({ invalid } = found);
     // The agents of the nodes open the other stores.
-    const own = found.configs.filter(({ uri }) => opensHere(uri));
-    await core.stores.configure(own, undefined, scope);
+    const ownConfigs = found.configs.filter(({ uri }) => opensHere(uri));
+    await core.stores.configure(ownConfigs, undefined, scope);
     firstConfiguration.resolve();
   }
 
@@ -119,8 +119,8 @@ export function createStoresController(options: StoresOptions): StoresController
 
   function reportTakenClass(object: StoreObject, name: string): void {
     const note = `StorageClass '${name}' already exists, and was not created for this store. Choose another name in spec.storageClass.`;
-    const about = { type: 'Warning', reason: 'StorageClassTaken', action: 'Configure', note } as const;
-    events.report({ ...about, regarding: storeReference(object) });
+    const event = { type: 'Warning', reason: 'StorageClassTaken', action: 'Configure', note } as const;
+    events.report({ ...event, regarding: storeReference(object) });
   }
 
   const controller = createController({
@@ -187,12 +187,12 @@ function statusOf(
   const condition = (type: string, value: ConditionValue): Condition => {
     const known = before?.conditions?.find((one) => one.type === type);
     const isSame = known?.status === value.status && known.lastTransitionTime !== undefined;
-    const since = isSame ? known.lastTransitionTime : new Date(now).toISOString().replace(/\.\d+Z$/, 'Z');
+    const transitionTime = isSame ? known.lastTransitionTime : new Date(now).toISOString().replace(/\.\d+Z$/, 'Z');
     return {
       type,
       ...value,
       observedGeneration: generation,
-      ...(since === undefined ? {} : { lastTransitionTime: since }),
+      ...(transitionTime === undefined ? {} : { lastTransitionTime: transitionTime }),
     };
   };
   return {

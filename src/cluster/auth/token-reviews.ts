@@ -33,10 +33,10 @@ export interface TokenReviewsOptions {
 
 export interface TokenReviews {
   /**
-   * `from` is the client's address, which has a limit of concurrent reviews. Throws 'token-missing', 'token-refused' (unauthenticated), or
+   * Each `clientAddress` has a limit of concurrent reviews. Throws 'token-missing', 'token-refused' (unauthenticated), or
    * 'review-failed' (unavailable) if Kubernetes does not answer.
    */
-  review(token: string | undefined, scope: Scope, from?: string): Promise<ReviewedUser>;
+  review(token: string | undefined, scope: Scope, clientAddress?: string): Promise<ReviewedUser>;
 }
 
 const reviewTimeoutMs = 10_000;
@@ -56,7 +56,7 @@ export function createTokenReviews(options: TokenReviewsOptions): TokenReviews {
   const { client, clock, audience, cacheMs = 0, serviceAccountsOnly = false } = options;
   const cachedReviews = createAnswerCache<ReviewedUser>({ clock, ttlMs: cacheMs, maxEntries: maxCachedAnswers });
   const limiter = createLimiter(maxConcurrentReviews);
-  const waitingFrom = new Map<string, number>();
+  const waitingByAddress = new Map<string, number>();
   let waiting = 0;
 
   async function requestReview(token: string, scope: Scope): Promise<ReviewedUser> {
@@ -76,35 +76,39 @@ export function createTokenReviews(options: TokenReviewsOptions): TokenReviews {
     return { username, uid, groups, extra };
   }
 
-  async function requestReviewLimited(token: string, scope: Scope, from: string | undefined): Promise<ReviewedUser> {
-    const waitingBefore = from === undefined ? 0 : (waitingFrom.get(from) ?? 0);
+  async function requestReviewLimited(
+    token: string,
+    scope: Scope,
+    clientAddress: string | undefined,
+  ): Promise<ReviewedUser> {
+    const waitingBefore = clientAddress === undefined ? 0 : (waitingByAddress.get(clientAddress) ?? 0);
     if (waiting >= maxWaitingReviews || waitingBefore >= maxWaitingPerAddress)
       throw reviewFailed(new Error('too many tokens are being reviewed'));
     waiting++;
-    if (from !== undefined) waitingFrom.set(from, waitingBefore + 1);
+    if (clientAddress !== undefined) waitingByAddress.set(clientAddress, waitingBefore + 1);
     try {
       return await limiter.run(() => requestReview(token, scope));
     } finally {
       waiting--;
-      if (from !== undefined) stopWaiting(from);
+      if (clientAddress !== undefined) stopWaiting(clientAddress);
     }
   }
 
-  function stopWaiting(from: string): void {
-    const left = (waitingFrom.get(from) ?? 0) - 1;
-    if (left > 0) waitingFrom.set(from, left);
-    else waitingFrom.delete(from);
+  function stopWaiting(clientAddress: string): void {
+    const remaining = (waitingByAddress.get(clientAddress) ?? 0) - 1;
+    if (remaining > 0) waitingByAddress.set(clientAddress, remaining);
+    else waitingByAddress.delete(clientAddress);
   }
 
   return {
-    review: async (token, scope, from) => {
+    review: async (token, scope, clientAddress) => {
       if (token === undefined) throw tokenMissing(audience);
       if (!tokenPattern.test(token)) throw tokenRefused(audience);
       if (serviceAccountsOnly && !mayBeTokenFor(token, audience, clock.now())) throw tokenRefused(audience);
-      if (cacheMs === 0) return await requestReviewLimited(token, scope, from);
+      if (cacheMs === 0) return await requestReviewLimited(token, scope, clientAddress);
       // A hash, so that the token does not stay in memory.
       const key = createHash('sha256').update(token).digest('base64');
-      return await cachedReviews.get(key, () => requestReviewLimited(token, scope, from));
+      return await cachedReviews.get(key, () => requestReviewLimited(token, scope, clientAddress));
     },
   };
 }

@@ -28,11 +28,11 @@ export interface AdmittedUser {
 
 /** Kubernetes authenticates the users of the API by their tokens, and authorizes them by its RBAC rules. */
 export interface UserAccess {
-  /** `subject` is the name of the resource. Throws 'unauthenticated', 'denied', or 'unavailable' if Kubernetes does not answer. */
+  /** `resourceName`: the name of the requested object. Throws 'unauthenticated', 'denied', or 'unavailable' if Kubernetes does not answer. */
   admit(
     headers: IncomingHttpHeaders,
-    wanted: AccessRequest,
-    subject: string | undefined,
+    accessRequest: AccessRequest,
+    resourceName: string | undefined,
     signal: AbortSignal,
   ): Promise<AdmittedUser>;
 }
@@ -146,21 +146,24 @@ const tokenMissing = (): StowageError =>
   });
 
 function forbidden(user: string, wanted: AccessRequest, subject: string | undefined): StowageError {
-  const { what, rule } = ruleFor(wanted, subject);
-  return new StowageError(`${user} may not ${wanted.verb} ${what}`, {
+  const { target, rule } = ruleFor(wanted, subject);
+  return new StowageError(`${user} may not ${wanted.verb} ${target}`, {
     code: 'denied',
     reason: 'rule-missing',
     action: `Ask the administrator of the cluster for a ClusterRole with the rule {${rule}, verbs: ["${wanted.verb}"]}, and a ClusterRoleBinding to it.`,
   });
 }
 
-function ruleFor(wanted: AccessRequest, subject: string | undefined): { readonly what: string; readonly rule: string } {
-  if ('path' in wanted) return { what: wanted.path, rule: `nonResourceURLs: ["${wanted.path}"]` };
+function ruleFor(
+  wanted: AccessRequest,
+  subject: string | undefined,
+): { readonly target: string; readonly rule: string } {
+  if ('path' in wanted) return { target: wanted.path, rule: `nonResourceURLs: ["${wanted.path}"]` };
   if ('pod' in wanted)
-    return { what: `pod '${wanted.pod.namespace}/${wanted.pod.name}'`, rule: 'apiGroups: [""], resources: ["pods"]' };
+    return { target: `pod '${wanted.pod.namespace}/${wanted.pod.name}'`, rule: 'apiGroups: [""], resources: ["pods"]' };
   const quotedName = subject === undefined ? '' : ` '${subject}'`;
   return {
-    what: `${wanted.resource.replace(/^[^/]*/, `$&.${group}`)}${quotedName}`,
+    target: `${wanted.resource.replace(/^[^/]*/, `$&.${group}`)}${quotedName}`,
     rule: `apiGroups: ["${group}"], resources: ["${wanted.resource}"]`,
   };
 }

@@ -30,14 +30,14 @@ const textOf = (secret: Secret | undefined, key: string): string =>
 
 /** Maintains the server's certificate in a Secret, and its authority in a ConfigMap, until the signal aborts. */
 export async function maintainCredentials(options: CredentialsOptions, scope: Scope): Promise<void> {
-  const { client, clock, namespace, secret: givenSecret, applyCredential } = options;
-  const isOwn = givenSecret === undefined;
+  const { client, clock, namespace, secret: givenSecretName, applyCredential } = options;
+  const isOwn = givenSecretName === undefined;
   const names = serverNames(namespace);
   const watchOptions = { client, clock, namespace };
   const secret = createWatchedObject({
     ...watchOptions,
     resource: secrets,
-    name: givenSecret ?? leaderObjectNames.secret,
+    name: givenSecretName ?? leaderObjectNames.secret,
   });
   const authority = createWatchedObject({ ...watchOptions, resource: configMaps, name: leaderObjectNames.authority });
   let lastApplied = '';
@@ -96,7 +96,7 @@ export async function maintainCredentials(options: CredentialsOptions, scope: Sc
   }
 
   async function readGivenCredential(): Promise<Credential> {
-    if (secret.object === undefined) throw new Error(`there is no Secret ${givenSecret ?? ''} in ${namespace}`);
+    if (secret.object === undefined) throw new Error(`there is no Secret ${givenSecretName ?? ''} in ${namespace}`);
     return readUsable(secret.object);
   }
 

@@ -46,9 +46,14 @@ const failing = async (): Promise<never> => {
 describe('an answer about a pod', () => {
   test('is requested once, also by concurrent callers, and stays available without a leader', async () => {
     const fixture = podCacheFixture();
-    const both = await Promise.all([fixture.cache.get(pod('a'), signal), fixture.cache.get(pod('a'), signal)]);
+    const concurrentAnswers = await Promise.all([
+      fixture.cache.get(pod('a'), signal),
+      fixture.cache.get(pod('a'), signal),
+    ]);
     fixture.leader = undefined;
-    expect([...both, await fixture.cache.get(pod('a'), signal)]).toEqual([1, 2, 3].map(() => answerOf(pod('a'))));
+    expect([...concurrentAnswers, await fixture.cache.get(pod('a'), signal)]).toEqual(
+      [1, 2, 3].map(() => answerOf(pod('a'))),
+    );
     expect(fixture.requestedPods).toEqual(['a']);
     expect(await fixture.cache.get(pod('b'), signal)).toBeUndefined();
   });

@@ -36,21 +36,21 @@ const retryUnreachableMs = 10_000;
 const addressOf = ({ host, port }: LeaderAddress): string => JSON.stringify([host, port]);
 
 export function createPodCache({ clock, log, leader, ask }: PodCacheOptions): PodCache {
-  const known = new Map<string, PodAnswer>();
+  const answers = new Map<string, PodAnswer>();
   const inFlight = new Map<string, Promise<PodAnswer | undefined>>();
-  let unreachable = { address: '', until: 0 };
+  let unreachable = { address: '', retryAt: 0 };
 
   function markUnreachable(to: LeaderAddress): void {
-    unreachable = { address: addressOf(to), until: clock.elapsed() + retryUnreachableMs };
+    unreachable = { address: addressOf(to), retryAt: clock.elapsed() + retryUnreachableMs };
   }
 
   function remember(answer: PodAnswer): void {
     // Evict the oldest.
-    for (const oldest of known.keys()) {
-      if (known.size < maxPods) break;
-      known.delete(oldest);
+    for (const oldest of answers.keys()) {
+      if (answers.size < maxPods) break;
+      answers.delete(oldest);
     }
-    known.set(answer.uid, answer);
+    answers.set(answer.uid, answer);
   }
 
   async function requestAnswer(to: LeaderAddress, pod: RequestedPod): Promise<PodAnswer | undefined> {
@@ -72,7 +72,7 @@ export function createPodCache({ clock, log, leader, ask }: PodCacheOptions): Po
   function startRequest(pod: RequestedPod): Promise<PodAnswer | undefined> | undefined {
     const address = leader();
     if (address === undefined) return undefined;
-    if (unreachable.address === addressOf(address) && clock.elapsed() < unreachable.until) return undefined;
+    if (unreachable.address === addressOf(address) && clock.elapsed() < unreachable.retryAt) return undefined;
     const request = requestAnswer(address, pod);
     inFlight.set(pod.uid, request);
     return request;
@@ -80,7 +80,7 @@ export function createPodCache({ clock, log, leader, ask }: PodCacheOptions): Po
 
   return {
     get: async (pod, signal) => {
-      const found = known.get(pod.uid);
+      const found = answers.get(pod.uid);
       if (found !== undefined) return found;
       const answer = inFlight.get(pod.uid) ?? startRequest(pod);
       if (answer === undefined) return undefined;
@@ -96,7 +96,7 @@ export function createPodCache({ clock, log, leader, ask }: PodCacheOptions): Po
     },
     markUnreachable,
     markReachable: () => {
-      unreachable = { address: '', until: 0 };
+      unreachable = { address: '', retryAt: 0 };
     },
   };
 }

@@ -35,8 +35,8 @@ export function createAgentAdmission(options: AgentAdmissionOptions): UpgradeHan
     if (url !== agentUpgrade.path || method !== 'GET') throw pathUnknown();
     if (headers.upgrade?.toLowerCase() !== agentUpgrade.protocol) throw protocolUnsupported();
     const scope = { signal, log: options.log };
-    const from = request.socket.remoteAddress ?? '';
-    return nodeOfAgent(await reviews.review(bearerOf(headers.authorization), scope, from), namespace);
+    const clientAddress = request.socket.remoteAddress ?? '';
+    return nodeOfAgent(await reviews.review(bearerOf(headers.authorization), scope, clientAddress), namespace);
   }
 
   async function admitUpgrade(request: IncomingMessage, socket: Duplex, head: Buffer): Promise<void> {

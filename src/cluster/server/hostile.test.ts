@@ -266,11 +266,11 @@ describe('a client of the server', () => {
 
   test('that does not speak TLS is disconnected', async () => {
     const leader = await servers.startServer();
-    const plain = connectTcp(leader.port, '127.0.0.1');
-    onTestFinished(() => void plain.destroy());
-    plain.on('error', () => undefined).resume();
-    const ended = once(plain, 'close');
-    plain.write('GET / HTTP/1.1\r\n\r\n');
+    const tcpSocket = connectTcp(leader.port, '127.0.0.1');
+    onTestFinished(() => void tcpSocket.destroy());
+    tcpSocket.on('error', () => undefined).resume();
+    const ended = once(tcpSocket, 'close');
+    tcpSocket.write('GET / HTTP/1.1\r\n\r\n');
     await ended;
   });
 

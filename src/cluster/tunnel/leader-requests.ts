@@ -114,7 +114,7 @@ async function abortOnClose<T>(call: ServerHttp2Stream, work: (signal: AbortSign
 }
 
 function* chunksOf(payload: Buffer): Generator<Buffer, void, undefined> {
-  for (let at = 0; at < payload.length; at += chunkBytes) yield payload.subarray(at, at + chunkBytes);
+  for (let start = 0; start < payload.length; start += chunkBytes) yield payload.subarray(start, start + chunkBytes);
 }
 
 /** Reads at most one byte more than the limit, which is enough for the API to refuse the request. */

@@ -102,19 +102,19 @@ export function createCache<Full extends KubeObject, T extends KubeObject>(optio
 
   /** Lists page by page, to hold only one page in memory. Returns the resourceVersion to watch from. */
   async function list(scope: Scope): Promise<string> {
-    const seen = new Set<string>();
+    const listedKeys = new Set<string>();
     let resourceVersion = '';
     const query = { ...select, ...(pageSize === undefined ? {} : { limit: pageSize }) };
     for await (const page of client.list(resource, query, scope.signal)) {
       lastContactAt = clock.elapsed();
       ({ resourceVersion } = page);
       for (const full of page.items) {
-        seen.add(keyOf(full));
+        listedKeys.add(keyOf(full));
         applyObject(full, scope);
       }
     }
     // Remove objects that were deleted while there was no watch.
-    for (const key of objects.keys()) if (!seen.has(key)) remove(key, scope);
+    for (const key of objects.keys()) if (!listedKeys.has(key)) remove(key, scope);
     if (!isSynced) scope.log.debug('the cache is synced', { resource: resource.plural, objects: objects.size });
     isSynced = true;
     firstList.resolve();

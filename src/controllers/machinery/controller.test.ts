@@ -170,12 +170,12 @@ describe('a controller that follows caches', () => {
   });
 
   test('reconciles changed and deleted objects', async () => {
-    const { cache, sync, notify: tell } = cacheOf();
+    const { cache, sync, notify } = cacheOf();
     sync.resolve();
     start({}, cache);
     await settle();
-    tell((handlers) => handlers.changed?.(object('new'), object('old')));
-    tell((handlers) => handlers.deleted?.(object('gone')));
+    notify((handlers) => handlers.changed?.(object('new'), object('old')));
+    notify((handlers) => handlers.deleted?.(object('gone')));
     await settle();
     expect(reconciled).toEqual(['ns/old', 'ns/new', 'ns/gone']);
   });

@@ -24,7 +24,7 @@ export interface Topic {
   /** How often it was reported. */
   count: number;
   /** The last Event written for it, if any. */
-  lastEvent: { readonly name: string; readonly note: string; readonly at: number } | undefined;
+  lastEvent: { readonly name: string; readonly note: string; readonly writtenAt: number } | undefined;
   isQueued: boolean;
 }
 
@@ -46,14 +46,14 @@ export function createEventDelivery({ writer, clock, random }: EventDeliveryOpti
   async function write(topic: Topic, signal: AbortSignal): Promise<void> {
     const { subject, lastEvent, report: current, reportNumber, count } = topic;
     const { note } = current;
-    const at = clock.elapsed();
+    const now = clock.elapsed();
     const counted = { report: current, count, lastReportedAt: topic.reportedAt };
     // The note of an Event is immutable, so another note needs another Event.
     if (lastEvent?.note === note && (await writer.updateSeries(lastEvent.name, counted, signal)))
-      topic.lastEvent = { ...lastEvent, at };
+      topic.lastEvent = { ...lastEvent, writtenAt: now };
     else {
       const name = await writer.create(counted, signal);
-      topic.lastEvent = { name, note, at };
+      topic.lastEvent = { name, note, writtenAt: now };
       topic.count -= count - 1;
     }
     subject.highestWritten = reportNumber;

@@ -255,7 +255,7 @@ describe('the last report of a subject', () => {
 
   test('stays the last if it is a warning, which is written before an earlier normal Event', async () => {
     const events = createEvents({ client, clock, controller: 'c', instance: 'i' });
-    for (const what of [healthy, unhealthy]) events.report(what);
+    for (const event of [healthy, unhealthy]) events.report(event);
     const otherClaim = { ...claim, uid: 'u2' };
     events.report({ ...healthy, regarding: otherClaim, note: 'another' });
     ended = events.run({ signal: abort.signal, log: silentLog() });

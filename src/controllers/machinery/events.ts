@@ -55,7 +55,7 @@ const eventLifetimeMs = 3_600_000;
 /** The limit of remembered subjects; each has only a few reasons. */
 const maxSubjects = 4_096;
 /**
- * Normal Events are written in a burst of this size, then one per `paceMs`. A user who creates hundreds of claims reads the Events of one
+ * Normal Events are written in a burst of this size, then one per `tokenIntervalMs`. A user who creates hundreds of claims reads the Events of one
  * or two, while binding all claims needs the same API server.
  */
 const burstSize = 10;
@@ -92,7 +92,8 @@ export function createEvents(options: EventsOptions): Events {
     const subject = subjectOf(report);
     const key = `${report.type} ${report.reason}`;
     const existing = subject.topics.get(key);
-    const isStale = existing?.lastEvent !== undefined && clock.elapsed() - existing.lastEvent.at >= eventLifetimeMs;
+    const isStale =
+      existing?.lastEvent !== undefined && clock.elapsed() - existing.lastEvent.writtenAt >= eventLifetimeMs;
     const latest = { report, reportNumber: ++reportCount, reportedAt: clock.now() };
     if (existing !== undefined && !isStale) return Object.assign(existing, latest, { count: existing.count + 1 });
     if (existing !== undefined) delayed.delete(existing);
@@ -107,9 +108,10 @@ export function createEvents(options: EventsOptions): Events {
     topic.subject.newest = topic;
     if (topic.isQueued) return;
     const now = clock.elapsed();
-    const at = topic.lastEvent === undefined ? now : topic.lastEvent.at + (isChange ? minChangeMs : minRepeatMs);
+    const allowedAt =
+      topic.lastEvent === undefined ? now : topic.lastEvent.writtenAt + (isChange ? minChangeMs : minRepeatMs);
     // A repeated report must not postpone a change that is due earlier.
-    const dueAt = Math.min(at, delayed.get(topic) ?? at);
+    const dueAt = Math.min(allowedAt, delayed.get(topic) ?? allowedAt);
     if (dueAt <= now) enqueue(topic);
     else delayed.set(topic, dueAt);
     wake?.();
@@ -175,7 +177,7 @@ export function createEvents(options: EventsOptions): Events {
   };
 }
 
-/** A token bucket of `burst` tokens, refilled one per `paceMs`. */
+/** A token bucket of `burstSize` tokens, which gets one token per `tokenIntervalMs`. */
 function createTokenBucket(clock: Clock): { waitMs(): number; takeFor<T>(what: T): T } {
   let tokens = burstSize;
   let refilledAt = clock.elapsed();

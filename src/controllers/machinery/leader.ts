@@ -72,9 +72,9 @@ export function createLeader(options: LeaderOptions): Leader {
     signal.addEventListener('abort', end, { once: true });
     if (signal.aborted) end();
     let lossCause: unknown;
-    const { promise: loss, reject: rejectLoss } = Promise.withResolvers<never>();
+    const { promise: leaseLost, reject: rejectLoss } = Promise.withResolvers<never>();
     // Avoids an unhandled rejection if nothing awaits it below.
-    loss.catch(() => undefined);
+    leaseLost.catch(() => undefined);
     const renewal = renew(lock, clock, acquired, { signal: AbortSignal.any([renewalAbort.signal, signal]), log }).catch(
       (thrown: unknown) => {
         if (renewalAbort.signal.aborted || signal.aborted) return;
@@ -88,7 +88,7 @@ export function createLeader(options: LeaderOptions): Leader {
     log.info('leading', { lease: name, identity });
     const workDone = work({ signal: working.signal, log });
     try {
-      await Promise.race([workDone, loss]);
+      await Promise.race([workDone, leaseLost]);
     } catch (thrown) {
       if (lossCause === undefined) throw thrown;
       // Work that ignores its signal ends with the process.

@@ -84,8 +84,8 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
 
   test('that is frozen for longer than a leader waits never has two leaders, and has one in the end', async () => {
     const client = createKubeClient({ access: await access(), clock, userAgent: 'stowage/test' });
-    const end = new AbortController();
-    const scope = { signal: end.signal, log: silentLog() };
+    const stopping = new AbortController();
+    const scope = { signal: stopping.signal, log: silentLog() };
     let working = 0;
     let maxWorking = 0;
     const work = async ({ signal: workSignal }: Scope): Promise<void> => {
@@ -97,7 +97,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     const options = { client, clock, namespace: 'default', name: 'frozen' };
     const all = ['a', 'b', 'c'].map((identity) =>
       createLeader({ ...options, identity })
-        .run(work, scope, end.signal)
+        .run(work, scope, stopping.signal)
         .catch((error: unknown) => error),
     );
     await expect.poll(() => working, { timeout: 20_000 }).toBe(1);
@@ -111,7 +111,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     cluster.apiServer.thaw();
     await expect.poll(() => working, { timeout: 60_000, interval: 20 }).toBe(1);
     expect(maxWorking).toBe(1);
-    end.abort();
+    stopping.abort();
     await Promise.all(all);
     client[Symbol.dispose]();
   }, 120_000);

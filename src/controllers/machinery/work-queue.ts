@@ -47,7 +47,7 @@ interface Entry {
   /** It was added while it was running. */
   isDirty: boolean;
   failures: number;
-  timer: (Disposable & { readonly at: number }) | undefined;
+  timer: (Disposable & { readonly dueAt: number }) | undefined;
 }
 
 export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
@@ -96,11 +96,11 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
 
   function addAfter(key: string, ms: number, group?: string): void {
     const entry = entryOf(key, group);
-    const at = clock.elapsed() + ms;
-    if (entry.state === 'waiting' || (entry.timer !== undefined && entry.timer.at <= at)) return;
+    const dueAt = clock.elapsed() + ms;
+    if (entry.state === 'waiting' || (entry.timer !== undefined && entry.timer.dueAt <= dueAt)) return;
     cancelTimer(entry);
     const timer = clock.after(ms, () => add(key));
-    entry.timer = { at, [Symbol.dispose]: () => timer[Symbol.dispose]() };
+    entry.timer = { dueAt, [Symbol.dispose]: () => timer[Symbol.dispose]() };
     delayed++;
   }
 
