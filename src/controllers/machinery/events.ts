@@ -55,8 +55,8 @@ const eventLifetimeMs = 3_600_000;
 /** The limit of remembered subjects; each has only a few reasons. */
 const maxSubjects = 4_096;
 /**
- * Normal Events are written in a burst of this size, then one per `tokenIntervalMs`. A user who creates hundreds of claims reads the Events of one
- * or two, while binding all claims needs the same API server.
+ * Normal Events are written in a burst of this size, then one per `tokenIntervalMs`. A user who creates hundreds of claims reads the Events
+ * of one or two, while binding all claims needs the same API server.
  */
 const burstSize = 10;
 const tokenIntervalMs = 100;
