@@ -13,7 +13,7 @@ export const leaderObjectNames = {
 /** The path at which an agent requests an HTTP upgrade, and the protocol that it upgrades to. */
 export const agentUpgrade = { path: '/agents', protocol: 'stowage-agent/1' } as const;
 
-/** The path at which an agent asks about a pod of its node. */
+/** The path at which an agent requests a pod of its node. */
 export const podPath = {
   format: (namespace: string, name: string): string => `/agents/pods/${namespace}/${name}`,
   pattern: /^\/agents\/pods\/([a-z0-9-]{1,63})\/([a-z0-9.-]{1,253})$/,

@@ -37,7 +37,7 @@ const pod = (name: string, nodeName: string, serviceAccountName: string): object
   metadata: { namespace, name },
   spec: { nodeName, serviceAccountName, containers: [{ name: 'main', image: 'nowhere.invalid/nothing:1' }] },
 });
-/** The rights that an agent needs to find the leader. */
+/** The permissions that an agent needs to find the leader. */
 const agentRole = {
   apiVersion: 'rbac.authorization.k8s.io/v1',
   kind: 'Role',

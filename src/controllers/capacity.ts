@@ -227,5 +227,5 @@ const capacityNameOf = (name: string, node: string | undefined): string =>
     .digest('hex')
     .slice(0, 32)}`;
 
-/** A label for people. Names of classes can be longer than label values. */
+/** The label is only for users. Names of classes can be longer than label values. */
 const labelFor = (name: string): string => name.slice(0, 63).replace(/[^A-Za-z0-9]+$/, '');

@@ -119,7 +119,7 @@ export function createMountProblems({
     reconcile,
     workers: 16,
     maxRetryMs: 2 * confirmedIntervalMs,
-    // An agent that does not answer must not delay the others.
+    // An agent that does not answer must not delay other agents.
     groupOf: (node) => node,
   });
   controller.follow(caches.nodes, () => []);

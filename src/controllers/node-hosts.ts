@@ -14,7 +14,7 @@ export interface NodeHost {
 
 /**
  * Records which machines are nodes of this cluster, in a ConfigMap that outlives the Node objects. If a node is deleted while there is no
- * leader, only this distinguishes its use records from those of machines outside the cluster.
+ * leader, only this ConfigMap distinguishes its use records from the use records of machines outside the cluster.
  */
 export interface NodeHosts {
   read(signal: AbortSignal): Promise<readonly NodeHost[]>;

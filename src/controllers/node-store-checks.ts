@@ -36,7 +36,7 @@ async function checkStore(node: string, store: ListedStore, agents: Agents, scop
       await agents.call(node, { method: 'POST', path, body: {}, deadlineMs: requestTimeoutMs }, scope),
     );
   } catch (thrown) {
-    // One disk that hangs must not affect the others.
+    // A disk that hangs must not affect other stores.
     const { message, reason } = stowageError(thrown);
     if (scope.signal.aborted || reason === 'agent-absent') throw thrown;
     return closedStore(store, message);

@@ -129,7 +129,7 @@ export function createNodeStores(options: NodeStoresOptions): NodeStores {
     reconcile,
     workers: 16,
     maxRetryMs: openIntervalMs,
-    // An agent that does not answer must not delay the others.
+    // An agent that does not answer must not delay other agents.
     groupOf: (node) => node,
   });
   agents.follow((node) => controller.add(node));

@@ -261,7 +261,7 @@ function requestFor(claim: PersistentVolumeClaim, storageClass: StorageClass): V
   if (bytes === undefined || bytes === 0n)
     throw unsupported('requests no storage', 'Set spec.resources.requests.storage.');
   const access: Access = spec.volumeMode === 'Block' ? 'block' : 'filesystem';
-  // No kubelet could mount such a volume, and its pods would wait forever.
+  // No kubelet could mount a volume with this access mode, and its pods would wait forever.
   const accessMode =
     driverNamed(storageClass.provisioner)?.multiNode === false
       ? spec.accessModes?.find((mode) => mode.endsWith('Many'))

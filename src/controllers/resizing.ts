@@ -43,7 +43,7 @@ export function createResizing(context: ControllerContext): Controller {
     await client.patch(persistentVolumes, { name }, { kind: 'merge', body }, signal);
   }
 
-  /** If kubelets have to finish the expansion, the claim says so, and the kubelets update it when they are done. */
+  /** If kubelets have to finish the expansion, the claim gets a condition, and the kubelets update the claim when they are done. */
   async function patchClaimStatus(
     claim: PersistentVolumeClaim,
     bytes: bigint,
@@ -97,7 +97,7 @@ export function createResizing(context: ControllerContext): Controller {
   return controller;
 }
 
-/** Most claims have what they request. A claim that was just bound has no `status.capacity` yet. */
+/** Most claims have the size that they request. A claim that was just bound has no `status.capacity` yet. */
 const isTooSmall = (claim: PersistentVolumeClaim | undefined): claim is PersistentVolumeClaim =>
   claim?.status?.capacity !== undefined &&
   storageBytesOf(claim.status.capacity) < storageBytesOf(claim.spec.resources?.requests);

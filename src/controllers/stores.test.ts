@@ -116,7 +116,8 @@ describe('a Store object', () => {
       controller.add('gold');
       await eventually(() => controller.counts().again).toBeGreaterThan(again);
     };
-    // A reconcile in progress may have read the object before the last write, and writes it once more. It ends before two more reconciles do.
+    // A reconcile in progress may have read the object before the last write, and writes the status again. It ends before two more
+    // reconciles end.
     await reconcileAgain();
     await reconcileAgain();
     // A reconcile that reads the cache before the cache has the last write would repeat it, too.

@@ -3,8 +3,8 @@ import type { Caches } from './caches.ts';
 import type { MountProblems } from './mount-problems.ts';
 
 /**
- * The nodes on which a volume, or a store, is unhealthy. They are recorded on the object for the next leader, which reports the object
- * as healthy only after each of them has reported. The message of the condition is for people, and names only some.
+ * The nodes on which a volume, or a store, is unhealthy. They are recorded on the object for the next leader, which reports the object as
+ * healthy only after each of them has reported. The message of the condition is for users, and names only some nodes.
  */
 export type UnhealthyNodes = readonly string[];
 

@@ -31,7 +31,7 @@ export function createAnswerCache<T>({ clock, ttlMs, maxEntries }: AnswerCacheOp
         try {
           return await found.answer;
         } catch {
-          // The first caller may have aborted, which says nothing about the answer.
+          // The first caller may have aborted its request, so repeat it.
         }
       }
       entries.delete(key);

@@ -28,7 +28,9 @@ export interface AdmittedUser {
 
 /** Kubernetes authenticates the users of the API by their tokens, and authorizes them by its RBAC rules. */
 export interface UserAccess {
-  /** `resourceName`: the name of the requested object. Throws 'unauthenticated', 'denied', or 'unavailable' if Kubernetes does not answer. */
+  /**
+   * `resourceName`: the name of the requested object. Throws 'unauthenticated', 'denied', or 'unavailable' if Kubernetes does not answer.
+   */
   admit(
     headers: IncomingHttpHeaders,
     accessRequest: AccessRequest,

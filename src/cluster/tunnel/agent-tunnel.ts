@@ -29,7 +29,7 @@ export interface AgentTunnelOptions {
   readonly namespace: string;
   /** Contains this pod's token for the controller; the kubelet renews it. */
   readonly tokenFile: string;
-  /** This agent's REST API, with the rights of the owner of its socket. */
+  /** This agent's REST API, with the permissions of the owner of its socket. */
   readonly api: RequestListener;
   readonly random?: () => number;
 }

@@ -18,7 +18,7 @@ export interface ServeLeaderOptions {
   readonly stream: Duplex;
   readonly clock: Clock;
   readonly log: Log;
-  /** The REST API, with the rights of the owner of its socket. */
+  /** The REST API, with the permissions of the owner of its socket. */
   readonly api: RequestListener;
 }
 
@@ -71,7 +71,7 @@ async function forwardRequest(
   // An error ends the call, and is logged elsewhere.
   call.on('error', () => undefined);
   const { ':path': path = '', ':method': method = '' } = headers;
-  // The API gives the owner of its socket every right. A controller may use only the calls in the table.
+  // The API grants the owner of its socket all permissions. A controller may use only the calls in the table.
   const agentCall = findAgentCall(method, path);
   if (agentCall === undefined) {
     refuse(call, pathUnknown());

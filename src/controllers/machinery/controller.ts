@@ -15,7 +15,7 @@ export interface ControllerCounts {
   readonly delayed: number;
 }
 
-/** Reconciles keys. It is level-based: a key says what to look at, not what has changed. */
+/** Reconciles keys. It is level-based: a key names the object to reconcile, not what has changed. */
 export interface Controller {
   readonly name: string;
   /** Enqueues a key now. */

@@ -44,7 +44,7 @@ export function createLeaseLock({ client, clock, namespace, name, identity, note
   let mayHaveAcquired = false;
   /**
    * The last state of the Lease, and since when this process has seen it, by its own clock. Clocks of machines differ, so the times in the
-   * Lease are only for people: the Lease expires when no process changed it for its duration.
+   * Lease are only for users: the Lease expires when no process changed it for its duration.
    */
   let observed: { readonly text: string; readonly lease: Lease; readonly since: number } | undefined;
 

@@ -20,7 +20,7 @@ export const requeueAfter = (afterMs: number): RequeueAfter => ({ kind: 'again',
 export type Failure =
   /** The reconcile was aborted. */
   | { readonly kind: 'stopped' }
-  /** The error may be transient. `leastMs` is the delay that the server asked for, or zero. */
+  /** The error may be transient. `leastMs` is the delay that the server requested, or zero. */
   | { readonly kind: 'retry'; readonly leastMs: number }
   /** A retry is useless until an object or the store changes. */
   | { readonly kind: 'terminal' };

@@ -24,7 +24,7 @@ export interface WorkQueue {
   /** The number of keys that wait for a timer. */
   readonly delayed: number;
   /**
-   * Runs the work until `stop`, then waits for what is in flight. The scope's signal also aborts the work. The work must not throw: an
+   * Runs the work until `stop`, then waits for the work in flight. The scope's signal also aborts the work. The work must not throw: an
    * error is logged, and the key is retried.
    */
   run(work: (key: string, scope: Scope) => Promise<void>, scope: Scope, stop: AbortSignal): Promise<void>;
