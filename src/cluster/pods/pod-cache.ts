@@ -62,7 +62,7 @@ export function createPodCache({ clock, log, leader, ask }: PodCacheOptions): Po
       return answer;
     } catch (error) {
       if (!(error instanceof Refusal)) markUnreachable(to);
-      log.info('could not ask the controller about a pod', { namespace: pod.namespace, name: pod.name, error });
+      log.info('could not get data of a pod from the controller', { namespace: pod.namespace, name: pod.name, error });
       return undefined;
     } finally {
       inFlight.delete(pod.uid);

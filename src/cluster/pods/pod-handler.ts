@@ -41,7 +41,7 @@ export function createPodHandler(options: PodHandlerOptions, next: RequestHandle
       return await client.get(pods, { namespace: podName.namespace, name: podName.name }, signal);
     } catch (thrown) {
       if (reasonOf(thrown) === 'NotFound') return undefined;
-      log.warn('the controller could not ask Kubernetes about a pod', { error: thrown });
+      log.warn('the controller could not get a pod from Kubernetes', { error: thrown });
       throw podLookupFailed(thrown);
     }
   }
@@ -90,7 +90,7 @@ const podUnknown = ({ namespace, name }: PodPath): StowageError =>
   });
 
 const podLookupFailed = (cause: unknown): StowageError =>
-  new StowageError('the controller could not ask Kubernetes about the pod', {
+  new StowageError('the controller could not get the pod from Kubernetes', {
     code: 'unavailable',
     reason: 'pod-unasked',
     cause,

@@ -55,5 +55,5 @@ test('a pod that is not scheduled, has no address, has ended, or is being delete
 test('a request that Kubernetes does not answer causes an error, and a warning in the log', async () => {
   await servers.api.down();
   await expect(locate('web')).rejects.toMatchObject({ code: 'unavailable', reason: 'pod-unasked' });
-  expect(warnings).toEqual(['the controller could not ask Kubernetes about a pod']);
+  expect(warnings).toEqual(['the controller could not get a pod from Kubernetes']);
 });

@@ -43,7 +43,7 @@ async function readPod(client: KubeClient, clock: Clock, podName: PodName, scope
   } catch (cause) {
     scope.signal.throwIfAborted();
     if (reasonOf(cause) === 'NotFound') return undefined;
-    scope.log.warn('the controller could not ask Kubernetes about a pod', { error: cause });
+    scope.log.warn('the controller could not get a pod from Kubernetes', { error: cause });
     throw podLookupFailed(cause);
   }
 }
@@ -70,7 +70,7 @@ const podEnding = ({ namespace, name }: PodName): StowageError =>
   });
 
 const podLookupFailed = (cause: unknown): StowageError =>
-  new StowageError('the controller could not ask Kubernetes about the pod', {
+  new StowageError('the controller could not get the pod from Kubernetes', {
     code: 'unavailable',
     reason: 'pod-unasked',
     cause,
