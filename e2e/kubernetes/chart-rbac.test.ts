@@ -3,7 +3,7 @@ import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { makeCredential } from '#cluster/leader/certificate.ts';
+import { createCredential } from '#cluster/leader/certificate.ts';
 import { serverNames } from '#cluster/names.ts';
 import { needs } from '#testbed/needs.ts';
 import {
@@ -349,7 +349,7 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
   });
 
   test('is needed to read a Secret with the administrator’s certificate', async () => {
-    const { cert, key } = makeCredential(serverNames(namespace), Date.now());
+    const { cert, key } = createCredential(serverNames(namespace), Date.now());
     const [crt, secretKey] = [cert, key].map((text) => Buffer.from(text).toString('base64'));
     await apply({
       apiVersion: 'v1',

@@ -44,7 +44,7 @@ export async function askServer(): Promise<LiveAnswers> {
 /** The metrics of a controller. Every metric has a value. */
 export async function askController(): Promise<string> {
   const metrics = createControllerMetrics('', () => true);
-  metrics.request({ verb: 'get', code: '200' });
+  metrics.countRequest({ verb: 'get', code: '200' });
   const nothing: Events = { waiting: 0, dropped: 0, report: () => undefined, run: async () => undefined };
   const events = metrics.countEvents(nothing);
   events.report({ regarding: {}, type: 'Normal', reason: 'Example', action: 'Example', note: '' });

@@ -2,7 +2,7 @@ import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { createTokenReviews } from '#cluster/auth/token-reviews.ts';
-import { createUserAccess, rememberMs } from '#cluster/auth/user-access.ts';
+import { accessCacheMs, createUserAccess } from '#cluster/auth/user-access.ts';
 import { audiences } from '#cluster/names.ts';
 import { createClusterNodes } from '#cluster/nodes/cluster-nodes.ts';
 import type { NodeApis } from '#cluster/nodes/node-apis.ts';
@@ -38,7 +38,7 @@ const askMs = 5_000;
 export async function startClusterApi(parts: ClusterApiOptions): Promise<ClusterApi> {
   const { core, client, clock, log, signal, agents } = parts;
   const startedAt = clock.now();
-  const reviews = createTokenReviews({ client, clock, audience: audiences.users, rememberMs });
+  const reviews = createTokenReviews({ client, clock, audience: audiences.users, cacheMs: accessCacheMs });
   const names = (): readonly string[] => [...new Set([...parts.nodes(), ...agents.nodes()])].sort();
   const apis: NodeApis = {
     names,

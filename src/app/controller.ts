@@ -68,12 +68,12 @@ export async function runController(
   using _memory = releaseMemoryWhenIdle(clock);
   const metrics = createControllerMetrics(version, () => leader.isLeading);
   const userAgent = `stowage-controller/${version}`;
-  using client = createKubeClient({ access, clock, userAgent, maxSockets: 48, onResponse: metrics.request });
+  using client = createKubeClient({ access, clock, userAgent, maxSockets: 48, onResponse: metrics.countRequest });
   // Unique to this process, even if the same pod restarts.
   const identity = `${hostname()}_${randomUUID()}`;
   const namespace = options.namespace ?? access.namespace;
   // With a connection of its own: the leader must be able to renew its Lease however many other calls are pending.
-  using leaseClient = createKubeClient({ access, clock, userAgent, maxSockets: 1, onResponse: metrics.request });
+  using leaseClient = createKubeClient({ access, clock, userAgent, maxSockets: 1, onResponse: metrics.countRequest });
   const { note, marks } = await createControllerMarks({ client, clock, namespace, env: process.env });
   const leader = createLeader({ client: leaseClient, clock, namespace, name: leaseName, identity, note });
   const state = { isWorking: false };

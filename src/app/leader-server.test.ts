@@ -8,13 +8,13 @@ import { leaderServers, testNamespace as namespace, scopeOf } from '#testing/lea
 import { endpointSlices, secrets } from '#wire/kube/resources.ts';
 import { createLeaderServer, type ListenAddress, listenAddress } from './leader-server.ts';
 
-const it = leaderServers();
+const servers = leaderServers();
 const { signal } = new AbortController();
 const slice = () =>
-  it.client.get(endpointSlices, { namespace, name: 'stowage-leader' }, signal).catch(() => 'there is none');
+  servers.client.get(endpointSlices, { namespace, name: 'stowage-leader' }, signal).catch(() => 'there is none');
 const anyPort: ListenAddress = { host: '127.0.0.1', port: 0, address: '127.0.0.1', pod: 'controller-1' };
 const opened = (place: ListenAddress | undefined) =>
-  createLeaderServer({ client: it.client, clock: systemClock(), namespace, place }, { log: silentLog() });
+  createLeaderServer({ client: servers.client, clock: systemClock(), namespace, place }, { log: silentLog() });
 
 describe('the announced address', () => {
   test.each([
@@ -45,7 +45,7 @@ describe("the leader's server", () => {
     const stop = new AbortController();
     const leaderServer = opened(anyPort);
     const running = leaderServer.run(scopeOf(), stop.signal);
-    const link = it.link({ api: (_, response) => response.end('{"a":1}') });
+    const link = servers.connectAgent({ api: (_, response) => response.end('{"a":1}') });
     await eventually(() => leaderServer.agents.nodes()).toEqual(['node-1']);
     expect(await leaderServer.agents.call('node-1', { method: 'GET', path: '/v1/status' }, scopeOf())).toEqual({
       a: 1,
@@ -55,12 +55,12 @@ describe("the leader's server", () => {
     expect([await slice(), leaderServer.agents.nodes()]).toEqual(['there is none', []]);
     await eventually(() => link.isConnected).toBe(false);
     // The next leader has the same certificate.
-    const { data } = await it.client.get(secrets, { namespace, name: 'stowage-tls' }, signal);
+    const { data } = await servers.client.get(secrets, { namespace, name: 'stowage-tls' }, signal);
     const again = new AbortController();
     const next = opened(anyPort);
     const over = next.run(scopeOf(), again.signal);
     await eventually(() => next.agents.nodes()).toEqual(['node-1']);
-    expect((await it.client.get(secrets, { namespace, name: 'stowage-tls' }, signal)).data).toEqual(data);
+    expect((await servers.client.get(secrets, { namespace, name: 'stowage-tls' }, signal)).data).toEqual(data);
     again.abort();
     await over;
   });
@@ -75,14 +75,14 @@ describe("the leader's server", () => {
   });
 
   test('ends if it is stopped before it has a certificate', async () => {
-    it.api.intercept = ({ url = '' }, response) => {
+    servers.api.intercept = ({ url = '' }, response) => {
       if (!url.includes('/secrets')) return false;
-      it.api.refuse(response, 403, 'Forbidden');
+      servers.api.refuse(response, 403, 'Forbidden');
       return true;
     };
     const stop = new AbortController();
     const running = opened(anyPort).run(scopeOf(), stop.signal);
-    await eventually(() => it.api.requests.filter((one) => one.includes('/secrets')).length).toBeGreaterThan(0);
+    await eventually(() => servers.api.requests.filter((one) => one.includes('/secrets')).length).toBeGreaterThan(0);
     stop.abort();
     await running;
     expect(await slice()).toBe('there is none');
@@ -99,6 +99,6 @@ describe("the leader's server", () => {
   test('does not run unless configured', async () => {
     const leaderServer = opened(undefined);
     await leaderServer.run(scopeOf(), signal);
-    expect([leaderServer.agents.nodes(), it.api.requests]).toEqual([[], []]);
+    expect([leaderServer.agents.nodes(), servers.api.requests]).toEqual([[], []]);
   });
 });

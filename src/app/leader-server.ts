@@ -91,12 +91,14 @@ export function createLeaderServer(options: LeaderServerOptions, { log }: Pick<S
       onRequest: createPodHandler(podHandlerOptions, handle?.(agents) ?? refuseUnknownPath),
     });
     const first = Promise.withResolvers<void>();
-    const use: TlsServer['use'] = (credential) => {
-      tlsServer.use(credential);
+    const use: TlsServer['setCredential'] = (credential) => {
+      tlsServer.setCredential(credential);
       first.resolve();
     };
     const either = AbortSignal.any([scope.signal, stop]);
-    const maintaining = [maintainCredentials({ ...common, secret: options.tlsSecret, use }, servingScope)];
+    const maintaining = [
+      maintainCredentials({ ...common, secret: options.tlsSecret, applyCredential: use }, servingScope),
+    ];
     try {
       await untilAborted(first.promise, either);
       if (either.aborted) return;

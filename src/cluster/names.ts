@@ -1,4 +1,4 @@
-/** The names of the leader's objects, all in Stowage's own namespace. The chart's Service has the same names. */
+/** The names of the leader's objects, all in Stowage's own namespace. The chart's Service uses the same names. */
 export const leaderObjectNames = {
   service: 'stowage',
   slice: 'stowage-leader',
@@ -11,11 +11,11 @@ export const leaderObjectNames = {
 } as const;
 
 /** The path at which an agent requests an HTTP upgrade, and the protocol that it upgrades to. */
-export const upgrade = { path: '/agents', protocol: 'stowage-agent/1' } as const;
+export const agentUpgrade = { path: '/agents', protocol: 'stowage-agent/1' } as const;
 
-/** The path at which an agent asks about a pod of its node. */
+/** The path at which an agent requests a pod of its node. */
 export const podPath = {
-  of: (namespace: string, name: string): string => `/agents/pods/${namespace}/${name}`,
+  format: (namespace: string, name: string): string => `/agents/pods/${namespace}/${name}`,
   pattern: /^\/agents\/pods\/([a-z0-9-]{1,63})\/([a-z0-9.-]{1,253})$/,
 } as const;
 
@@ -24,7 +24,7 @@ export const audiences = { agents: 'stowage.dev/controller', users: 'stowage.dev
 
 export const agentAccount = (namespace: string): string => `system:serviceaccount:${namespace}:stowage-agent`;
 
-/** Agents verify the certificate against the first one, whichever address they connect to. */
+/** The names in the server's certificate. Agents verify it against the first name, whichever address they connect to. */
 export const serverNames = (namespace: string): readonly [string, ...string[]] => [
   `${leaderObjectNames.service}.${namespace}.svc`,
   `${leaderObjectNames.service}.${namespace}.svc.cluster.local`,

@@ -6,7 +6,7 @@ import { problemDocument, problemType } from '#base/problem.ts';
 import { errorCodes } from '#core/error-codes.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 
-/** A problem document (RFC 9457), as everywhere in the API. */
+/** A problem document (RFC 9457), as in the whole REST API. */
 export function problemOf(thrown: unknown, status?: number): BareAnswer {
   const { code, reason, message, action } = stowageError(thrown);
   const requestId = randomUUID();
@@ -46,21 +46,21 @@ export const pathUnknown = (): StowageError =>
     action: 'Check the address.',
   });
 
-const malformed = (): StowageError =>
+const requestMalformed = (): StowageError =>
   new StowageError('the request is malformed, too large or too slow', {
     code: 'invalid',
     reason: 'request-malformed',
     action: 'Send a well-formed request of HTTP/1.1, with at most 16 KiB of headers, without pausing.',
   });
 
-export const refuseUnparsable = refusingUnparsable((status) => problemOf(malformed(), status));
+export const refuseUnparsable = refusingUnparsable((status) => problemOf(requestMalformed(), status));
 
 /** Refuses `Expect:` with anything but 100-continue. */
 export function refuseExpectation(_request: IncomingMessage, response: ServerResponse): void {
-  const unknown = new StowageError('the Expect header asks for something unknown', {
+  const unsupported = new StowageError('the Expect header has an unknown value', {
     code: 'invalid',
     reason: 'expectation-unsupported',
     action: 'Leave it out.',
   });
-  refuse(response, unknown, 417);
+  refuse(response, unsupported, 417);
 }

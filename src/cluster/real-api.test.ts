@@ -37,7 +37,7 @@ const pod = (name: string, nodeName: string, serviceAccountName: string): object
   metadata: { namespace, name },
   spec: { nodeName, serviceAccountName, containers: [{ name: 'main', image: 'nowhere.invalid/nothing:1' }] },
 });
-/** The rights that an agent needs to find the leader. */
+/** The permissions that an agent needs to find the leader. */
 const agentRole = {
   apiVersion: 'rbac.authorization.k8s.io/v1',
   kind: 'Role',
@@ -99,25 +99,33 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     readonly pod?: string;
     readonly audience?: string;
   }
-  async function tokenOf({ account: name = 'stowage-agent', pod: of, audience }: TokenSpec): Promise<string> {
-    const found = of === undefined ? undefined : await client.get(pods, { namespace, name: of }, signal);
+  async function tokenOf({ account: name = 'stowage-agent', pod: podName, audience }: TokenSpec): Promise<string> {
+    const found = podName === undefined ? undefined : await client.get(pods, { namespace, name: podName }, signal);
     const { uid = '' } = found?.metadata ?? {};
-    const bound = of === undefined ? {} : { boundObjectRef: { apiVersion: 'v1', kind: 'Pod', name: of, uid } };
-    const wanted = audience === undefined ? [audiences.agents] : audience === '' ? [] : [audience];
-    const body = { apiVersion: 'authentication.k8s.io/v1', metadata: {}, spec: { audiences: wanted, ...bound } };
+    const bound =
+      podName === undefined ? {} : { boundObjectRef: { apiVersion: 'v1', kind: 'Pod', name: podName, uid } };
+    const tokenAudiences = audience === undefined ? [audiences.agents] : audience === '' ? [] : [audience];
+    const body = {
+      apiVersion: 'authentication.k8s.io/v1',
+      metadata: {},
+      spec: { audiences: tokenAudiences, ...bound },
+    };
     const { status } = await client.create(tokenRequests, body, signal, { namespace, name, subresource: 'token' });
     return status?.token ?? '';
   }
 
   describe('the token', () => {
-    const node = async (wanted: TokenSpec): Promise<string> => {
+    const reviewedNode = async (wanted: TokenSpec): Promise<string> => {
       const reviews = createTokenReviews({ client, clock, audience: audiences.agents });
       return nodeOfAgent(await reviews.review(await tokenOf(wanted), scopeOf()), namespace);
     };
 
     test('of an agent’s pod names its node, and the token of another pod names another node', async () => {
-      expect([await node({ pod: 'agent-1' }), await node({ pod: 'agent-9' })]).toEqual(['node-1', 'node-9']);
-      // As the server reviews it: a real token passes the check that precedes a review.
+      expect([await reviewedNode({ pod: 'agent-1' }), await reviewedNode({ pod: 'agent-9' })]).toEqual([
+        'node-1',
+        'node-9',
+      ]);
+      // The agents' reviews also check the claims before a review: a real token passes that check.
       const reviewed = await createAgentReviews(client, clock).review(await tokenOf({ pod: 'agent-1' }), scopeOf());
       expect(nodeOfAgent(reviewed, namespace)).toBe('node-1');
     });
@@ -128,7 +136,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       ['of another service account', { pod: 'other', account: 'stowage-controller' }, 'agent-account-other'],
       ['of no pod', {}, 'agent-node-unknown'],
     ])('%s is refused', async (_, wanted, reason) => {
-      await expect(node(wanted)).rejects.toMatchObject({ reason });
+      await expect(reviewedNode(wanted)).rejects.toMatchObject({ reason });
     });
 
     test('of a pod that is gone is refused', async () => {
@@ -154,56 +162,56 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
   test('the certificate and the leader’s address are published, kept and repaired', async () => {
     const ending = new AbortController();
     const scope = scopeOf(ending.signal);
-    const used: Credential[] = [];
+    const credentials: Credential[] = [];
     const common = { client, clock, namespace };
-    const own = { ...common, address: '10.0.0.5', port: 8443 };
+    const leaderOptions = { ...common, address: '10.0.0.5', port: 8443 };
     const running = [
-      maintainCredentials({ ...common, use: (one) => void used.push(one) }, scope),
-      maintainLeaderSlice(own, scope),
+      maintainCredentials({ ...common, applyCredential: (one) => void credentials.push(one) }, scope),
+      maintainLeaderSlice(leaderOptions, scope),
     ];
     const slice = () => client.get(endpointSlices, { namespace, name: 'stowage-leader' }, signal);
-    await expect.poll(() => used.length, wait).toBe(1);
+    await expect.poll(() => credentials.length, wait).toBe(1);
     const { type, data } = await client.get(secrets, { namespace, name: 'stowage-tls' }, signal);
     const text = (key: string): string => Buffer.from(data?.[key] ?? '', 'base64').toString();
     expect([type, readCredential(text('tls.crt'), text('tls.key')).isFor(serverNames(namespace)[0])]).toEqual([
       'kubernetes.io/tls',
       true,
     ]);
-    const published = () => client.get(configMaps, { namespace, name: 'stowage-ca' }, signal);
-    expect((await published()).data).toEqual({ 'ca.crt': text('tls.crt') });
+    const publishedAuthority = () => client.get(configMaps, { namespace, name: 'stowage-ca' }, signal);
+    expect((await publishedAuthority()).data).toEqual({ 'ca.crt': text('tls.crt') });
     await expect.poll(slice, wait).toMatchObject({ endpoints: [{ addresses: ['10.0.0.5'] }] });
     await client.update(endpointSlices, { ...(await slice()), endpoints: [] }, signal);
     await expect.poll(slice, wait).toMatchObject({ endpoints: [{ addresses: ['10.0.0.5'] }] });
     const { resourceVersion } = (await slice()).metadata;
     await client.delete(configMaps, { namespace, name: 'stowage-ca' }, {}, signal);
     await expect
-      .poll(() => published().catch(() => undefined), wait)
+      .poll(() => publishedAuthority().catch(() => undefined), wait)
       .toMatchObject({ data: { 'ca.crt': text('tls.crt') } });
     ending.abort();
     await Promise.all(running);
     // No process writes an object that is already correct.
     expect((await slice()).metadata.resourceVersion).toBe(resourceVersion);
-    const next = new AbortController();
-    const other = { ...common, address: 'fd00::5', port: 8443 };
-    const after = maintainLeaderSlice(other, scopeOf(next.signal));
+    const nextStop = new AbortController();
+    const nextLeaderOptions = { ...common, address: 'fd00::5', port: 8443 };
+    const nextMaintenance = maintainLeaderSlice(nextLeaderOptions, scopeOf(nextStop.signal));
     await expect.poll(slice, wait).toMatchObject({ addressType: 'IPv6', endpoints: [{ addresses: ['fd00::5'] }] });
-    next.abort();
-    await after;
-    await removeLeaderSlice(own, scopeOf());
+    nextStop.abort();
+    await nextMaintenance;
+    await removeLeaderSlice(leaderOptions, scopeOf());
     expect((await slice()).addressType).toBe('IPv6');
-    await removeLeaderSlice(other, scopeOf());
+    await removeLeaderSlice(nextLeaderOptions, scopeOf());
     await expect(slice()).rejects.toMatchObject({ reason: 'NotFound' });
   }, 120_000);
 
   describe('an agent on a node', () => {
-    interface Running {
+    interface RunningProgram {
       output(): string;
       signal(name: NodeJS.Signals): void;
       ended: Promise<unknown>;
     }
 
-    function start(words: readonly string[]): Running {
-      const [file = '', ...rest] = words;
+    function start(commandLine: readonly string[]): RunningProgram {
+      const [file = '', ...rest] = commandLine;
       const child = spawn(file, rest, { stdio: ['ignore', 'pipe', 'pipe'] });
       const ended = once(child, 'close');
       onTestFinished(async () => {
@@ -238,10 +246,10 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     }
 
     let controllers = 0;
-    async function controller(port: number): Promise<Running> {
+    async function startController(port: number): Promise<RunningProgram> {
       const { tls } = await access.identity(signal);
-      const data = (what: unknown): string => Buffer.from(String(what)).toString('base64');
-      const admin = { 'client-certificate-data': data(tls.cert), 'client-key-data': data(tls.key) };
+      const base64Of = (what: unknown): string => Buffer.from(String(what)).toString('base64');
+      const admin = { 'client-certificate-data': base64Of(tls.cert), 'client-key-data': base64Of(tls.key) };
       const state = join(folder, `state-${controllers++}`);
       return start([
         ...cluster.network.inside,
@@ -259,17 +267,17 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         `${addresses.controlPlane}:${port}`,
       ]);
     }
-    async function agent(): Promise<Running> {
+    async function startAgent(): Promise<RunningProgram> {
       const token = await tokenOf({ pod: 'agent-1', audience: '' });
       const kubeconfig = await kubeconfigFor('agent.json', { token });
       const tokenFile = join(folder, 'token');
       writeFileSync(tokenFile, await tokenOf({ pod: 'agent-1' }));
       const [node] = cluster.nodes;
-      const words = [process.execPath, linkProgram, kubeconfig, namespace, tokenFile];
-      return start([...(node?.beside ?? []), ...words]);
+      const agentCommand = [process.execPath, linkProgram, kubeconfig, namespace, tokenFile];
+      return start([...(node?.beside ?? []), ...agentCommand]);
     }
-    const count = (text: string, what: string): number => text.split(what).length - 1;
-    const isConnected = (running: Running, port: number, times = 1) =>
+    const count = (text: string, searched: string): number => text.split(searched).length - 1;
+    const waitForConnection = (running: RunningProgram, port: number, times = 1) =>
       expect
         .poll(
           () =>
@@ -277,29 +285,29 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
           wait,
         )
         .toBe(times);
-    const hasAgent = (running: Running, times = 1) =>
+    const waitForAgent = (running: RunningProgram, times = 1) =>
       expect.poll(() => count(running.output(), 'an agent is connected'), wait).toBe(times);
 
-    test('connects to the next leader when the first is killed, and reconnects after its node was cut off', async () => {
-      const first = await controller(8443);
+    test('connects to the next leader when the first is killed, and reconnects after its node lost the network', async () => {
+      const first = await startController(8443);
       await expect.poll(() => first.output(), wait).toContain('the Service points to this process');
-      const second = await controller(8444);
-      const link = await agent();
-      await isConnected(link, 8443);
-      await hasAgent(first);
+      const second = await startController(8444);
+      const agent = await startAgent();
+      await waitForConnection(agent, 8443);
+      await waitForAgent(first);
       expect(first.output()).toMatch(/an agent is connected.*node-1|node-1.*an agent is connected/);
       first.signal('SIGKILL');
-      await isConnected(link, 8444);
-      await hasAgent(second);
+      await waitForConnection(agent, 8444);
+      await waitForAgent(second);
 
       // From now on packets are lost, and neither end gets an error.
       const [node] = cluster.nodes;
       await node?.cutOff();
       await expect.poll(() => second.output(), waitBriefly).toContain('an agent stopped answering');
-      await expect.poll(() => link.output(), waitBriefly).toContain('the controller stopped answering');
+      await expect.poll(() => agent.output(), waitBriefly).toContain('the controller stopped answering');
       await node?.reconnect();
-      await isConnected(link, 8444, 2);
-      await hasAgent(second, 2);
+      await waitForConnection(agent, 8444, 2);
+      await waitForAgent(second, 2);
 
       // The leader withdraws its address and closes its connections.
       second.signal('SIGTERM');
@@ -308,24 +316,24 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await expect(client.get(endpointSlices, { namespace, name: 'stowage-leader' }, signal)).rejects.toMatchObject({
         reason: 'NotFound',
       });
-      await expect.poll(() => link.output(), wait).toContain('the connection to the controller ended');
+      await expect.poll(() => agent.output(), wait).toContain('the connection to the controller ended');
     }, 200_000);
 
-    test('notices a frozen leader, and connects to the next', async () => {
-      const first = await controller(8443);
+    test('notices a frozen leader, and connects to the next one', async () => {
+      const first = await startController(8443);
       await expect.poll(() => first.output(), wait).toContain('the Service points to this process');
-      const second = await controller(8444);
-      const link = await agent();
-      await isConnected(link, 8443);
+      const second = await startController(8444);
+      const agent = await startAgent();
+      await waitForConnection(agent, 8443);
       first.signal('SIGSTOP');
-      await isConnected(link, 8444);
-      await hasAgent(second);
-      // The first notices that it is no longer the leader, and ends without a change of the second one's address.
+      await waitForConnection(agent, 8444);
+      await waitForAgent(second);
+      // The first controller notices that it is no longer the leader, and ends without changing the address of the second controller.
       first.signal('SIGCONT');
       await first.ended;
       const found = await client.get(endpointSlices, { namespace, name: 'stowage-leader' }, signal);
       expect(found).toMatchObject({ ports: [{ port: 8444 }] });
-      expect(count(link.output(), '"port":8443')).toBeGreaterThan(0);
+      expect(count(agent.output(), '"port":8443')).toBeGreaterThan(0);
       second.signal('SIGTERM');
       await second.ended;
     }, 200_000);

@@ -8,197 +8,209 @@ import { events, persistentVolumes } from '#wire/kube/resources.ts';
 import type { Controller } from './machinery/controller.ts';
 import { createProvisioning } from './provisioning.ts';
 
-const it = controllerFixture();
-const made = () => it.list(persistentVolumes);
+const fixture = controllerFixture();
+const listPersistentVolumes = () => fixture.list(persistentVolumes);
 
 describe('a claim', () => {
   test('that is deleted while its volume is created leaves no volume behind', async () => {
-    it.api.put(paths.classes, aClass());
-    it.api.put(paths.claims, aClaim('cart'));
+    fixture.api.put(paths.classes, aClass());
+    fixture.api.put(paths.claims, aClaim('cart'));
     let refused = 0;
-    it.api.intercept = ({ method, url }, response) => {
+    fixture.api.intercept = ({ method, url }, response) => {
       if (method !== 'POST' || url !== paths.volumes) return false;
       refused++;
-      it.api.refuse(response, 500, 'InternalError');
+      fixture.api.refuse(response, 500, 'InternalError');
       return true;
     };
-    it.start(createProvisioning);
+    fixture.start(createProvisioning);
     await eventually(() => refused).toBeGreaterThan(0);
-    expect(await it.volumes()).toHaveLength(1);
-    it.api.remove(paths.claims, 'cart');
-    await eventually(() => it.volumes()).toEqual([]);
-    expect(await made()).toEqual([]);
+    expect(await fixture.volumes()).toHaveLength(1);
+    fixture.api.remove(paths.claims, 'cart');
+    await eventually(() => fixture.volumes()).toEqual([]);
+    expect(await listPersistentVolumes()).toEqual([]);
   });
 
-  /** The controller creates the volume, and the API server refuses the PersistentVolume, as a webhook can do. */
-  async function refusedOnce(name: string): Promise<Controller> {
-    it.api.put(paths.classes, aClass());
-    it.api.put(paths.claims, aClaim(name));
+  /** Starts the controller, which creates the volume. The API server refuses the PersistentVolume, as a webhook can do. */
+  async function startAndRefuse(name: string): Promise<Controller> {
+    fixture.api.put(paths.classes, aClass());
+    fixture.api.put(paths.claims, aClaim(name));
     let refused = 0;
-    it.api.intercept = ({ method, url }, response) => {
+    fixture.api.intercept = ({ method, url }, response) => {
       if (method !== 'POST' || url !== paths.volumes) return false;
       refused++;
-      it.api.refuse(response, 400, 'Invalid');
+      fixture.api.refuse(response, 400, 'Invalid');
       return true;
     };
-    const controller = it.start(createProvisioning);
+    const controller = fixture.start(createProvisioning);
     await eventually(() => refused).toBeGreaterThan(0);
-    expect(await it.volumes()).toHaveLength(1);
+    expect(await fixture.volumes()).toHaveLength(1);
     return controller;
   }
-  const looks = (): number => it.api.requests.filter((one) => one === `GET ${paths.volumes}/pvc-uid-of-cart`).length;
+  const cleanupReads = (): number =>
+    fixture.api.requests.filter((one) => one === `GET ${paths.volumes}/pvc-uid-of-cart`).length;
 
   test.each([
-    ['id', 'as the cache knows'],
-    ['store and name', 'as the cache knows'],
-    ['id', 'as only the API server knows'],
-    ['store and name', 'as only the API server knows'],
-  ])('keeps a volume that a user bound to it by hand by its %s, %s', async (by, who) => {
-    const controller = await refusedOnce('cart');
-    const [volume] = await it.volumes();
-    const csi = {
-      driver: 'file.stowage.dev',
-      volumeHandle: by === 'id' ? (volume?.id ?? '') : 'silver..pvc-uid-of-cart',
-    };
-    const claimRef = { namespace: 'shop', name: 'cart', uid: 'uid-of-cart' };
-    const written = { metadata: { name: 'by-hand' }, spec: { storageClassName: 'fast', claimRef, csi } };
-    const isTold = who === 'as the cache knows';
-    if (isTold) it.api.put(paths.volumes, written);
-    else
-      it.api.intercept = ({ method, url = '' }, response) => {
-        if (method !== 'GET' || !url.startsWith(`${paths.volumes}?limit`)) return false;
-        const list = { kind: 'List', metadata: { resourceVersion: '100' }, items: [written] };
-        response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(list));
-        return true;
+    ['id', 'in the cache'],
+    ['store and name', 'in the cache'],
+    ['id', 'only on the API server'],
+    ['store and name', 'only on the API server'],
+  ])(
+    'keeps its volume if a user wrote a PersistentVolume that refers to it by %s and is %s',
+    async (handleKind, knownTo) => {
+      const controller = await startAndRefuse('cart');
+      const [volume] = await fixture.volumes();
+      const csi = {
+        driver: 'file.stowage.dev',
+        volumeHandle: handleKind === 'id' ? (volume?.id ?? '') : 'silver..pvc-uid-of-cart',
       };
-    await eventually(() => it.caches.volumes.get('by-hand') !== undefined).toBe(isTold);
-    it.api.put(paths.claims, aClaim('cart', { volumeName: 'by-hand' }));
-    await eventually(looks).toBe(1);
-    await eventually(() => controller.counts()).toMatchObject({ waiting: 0, running: 0 });
-    expect(await it.volumes()).toEqual([volume]);
-    expect(readdirSync(it.silver)).toContain('pvc-uid-of-cart');
-  });
+      const claimRef = { namespace: 'shop', name: 'cart', uid: 'uid-of-cart' };
+      const persistentVolume = { metadata: { name: 'by-hand' }, spec: { storageClassName: 'fast', claimRef, csi } };
+      const isInCache = knownTo === 'in the cache';
+      if (isInCache) fixture.api.put(paths.volumes, persistentVolume);
+      else
+        fixture.api.intercept = ({ method, url = '' }, response) => {
+          if (method !== 'GET' || !url.startsWith(`${paths.volumes}?limit`)) return false;
+          const list = { kind: 'List', metadata: { resourceVersion: '100' }, items: [persistentVolume] };
+          response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(list));
+          return true;
+        };
+      await eventually(() => fixture.caches.volumes.get('by-hand') !== undefined).toBe(isInCache);
+      fixture.api.put(paths.claims, aClaim('cart', { volumeName: 'by-hand' }));
+      await eventually(cleanupReads).toBe(1);
+      await eventually(() => controller.counts()).toMatchObject({ waiting: 0, running: 0 });
+      expect(await fixture.volumes()).toEqual([volume]);
+      expect(readdirSync(fixture.silverFolder)).toContain('pvc-uid-of-cart');
+    },
+  );
 
   test('that was deleted leaves its volume behind if the volume has data', async () => {
-    const controller = await refusedOnce('cart');
-    writeFileSync(join(it.silver, 'pvc-uid-of-cart', 'file'), 'x');
-    it.api.remove(paths.claims, 'cart');
-    await eventually(looks).toBe(1);
+    const controller = await startAndRefuse('cart');
+    writeFileSync(join(fixture.silverFolder, 'pvc-uid-of-cart', 'file'), 'x');
+    fixture.api.remove(paths.claims, 'cart');
+    await eventually(cleanupReads).toBe(1);
     await eventually(() => controller.counts()).toMatchObject({ waiting: 0, running: 0 });
-    expect(readdirSync(join(it.silver, 'pvc-uid-of-cart'))).toEqual(['file']);
+    expect(readdirSync(join(fixture.silverFolder, 'pvc-uid-of-cart'))).toEqual(['file']);
   });
 
-  test('that was deleted is forgotten after the cleanup of its volume', async () => {
-    const controller = await refusedOnce('cart');
-    it.api.remove(paths.claims, 'cart');
-    await eventually(() => it.volumes()).toEqual([]);
+  test('that was deleted gets no second cleanup after its volume was deleted', async () => {
+    const controller = await startAndRefuse('cart');
+    fixture.api.remove(paths.claims, 'cart');
+    await eventually(() => fixture.volumes()).toEqual([]);
     await eventually(() => controller.counts()).toMatchObject({ waiting: 0, running: 0 });
-    it.api.put(paths.claims, aClaim('cart', { volumeName: 'by-hand' }));
-    await eventually(() => it.caches.claims.get('shop/cart')).toBeDefined();
+    fixture.api.put(paths.claims, aClaim('cart', { volumeName: 'by-hand' }));
+    await eventually(() => fixture.caches.claims.get('shop/cart')).toBeDefined();
     await eventually(() => controller.counts()).toMatchObject({ waiting: 0, running: 0 });
-    expect(looks()).toBe(1);
+    expect(cleanupReads()).toBe(1);
   });
 
-  test('keeps its volume if only the cache misses the claim', async () => {
-    it.api.put(paths.classes, aClass());
-    it.api.put(paths.claims, aClaim('cart'));
+  test('keeps its volume if the claim is missing only in the cache', async () => {
+    fixture.api.put(paths.classes, aClass());
+    fixture.api.put(paths.claims, aClaim('cart'));
     let refused = 0;
-    let isGone = false;
-    it.api.intercept = ({ method, url = '' }, response) => {
-      if (method === 'GET' && isGone && url === `${paths.claims}/cart`) {
+    let isDeleted = false;
+    fixture.api.intercept = ({ method, url = '' }, response) => {
+      if (method === 'GET' && isDeleted && url === `${paths.claims}/cart`) {
         response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(aClaim('cart')));
         return true;
       }
       if (method !== 'POST' || url !== paths.volumes) return false;
       refused++;
-      it.api.refuse(response, 500, 'InternalError');
+      fixture.api.refuse(response, 500, 'InternalError');
       return true;
     };
-    const controller = it.start(createProvisioning);
+    const controller = fixture.start(createProvisioning);
     await eventually(() => refused).toBeGreaterThan(0);
-    isGone = true;
-    it.api.remove(paths.claims, 'cart');
-    await eventually(() => it.api.requests.filter((one) => one === `GET ${paths.claims}/cart`).length).toBeGreaterThan(
-      0,
-    );
+    isDeleted = true;
+    fixture.api.remove(paths.claims, 'cart');
+    await eventually(
+      () => fixture.api.requests.filter((one) => one === `GET ${paths.claims}/cart`).length,
+    ).toBeGreaterThan(0);
     await eventually(() => controller.counts().running).toBe(0);
-    expect(await it.volumes()).toHaveLength(1);
+    expect(await fixture.volumes()).toHaveLength(1);
   });
 
   test('gets no volume while the cleanup checks whether the claim still exists', async () => {
-    const controller = await refusedOnce('cart');
-    const asking = Promise.withResolvers<ServerResponse>();
-    it.api.intercept = ({ method, url }, response) => {
+    const controller = await startAndRefuse('cart');
+    const claimRead = Promise.withResolvers<ServerResponse>();
+    fixture.api.intercept = ({ method, url }, response) => {
       if (method !== 'GET' || url !== `${paths.claims}/cart`) return false;
-      asking.resolve(response);
+      claimRead.resolve(response);
       return true;
     };
-    it.api.remove(paths.claims, 'cart');
-    const response = await asking.promise;
+    fixture.api.remove(paths.claims, 'cart');
+    const response = await claimRead.promise;
     const { again } = controller.counts();
-    it.api.put(paths.claims, aClaim('cart'));
+    fixture.api.put(paths.claims, aClaim('cart'));
     await eventually(() => controller.counts().again).toBe(again + 1);
-    expect(await made()).toEqual([]);
+    expect(await listPersistentVolumes()).toEqual([]);
     response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(aClaim('cart')));
-    await eventually(async () => (await made()).length).toBe(1);
-    expect(await it.volumes()).toHaveLength(1);
+    await eventually(async () => (await listPersistentVolumes()).length).toBe(1);
+    expect(await fixture.volumes()).toHaveLength(1);
   });
 });
 
-describe('a claim with the same name as a deleted one', () => {
-  const second = (): AnyObject => aClaim('cart', {}, { uid: 'uid-of-second' });
-  const failed = async (): Promise<readonly (string | undefined)[]> =>
-    (await it.list(events))
+describe('a claim with the same name as a deleted claim', () => {
+  const secondClaim = (): AnyObject => aClaim('cart', {}, { uid: 'uid-of-second' });
+  const failedClaimUids = async (): Promise<readonly (string | undefined)[]> =>
+    (await fixture.list(events))
       .filter(({ reason }) => reason === 'ProvisioningFailed')
       .map(({ regarding }) => regarding.uid);
-  const isWritten = (body: string): boolean => body.includes('"pvc-uid-of-cart"');
+  const isFirstVolume = (body: string): boolean => body.includes('"pvc-uid-of-cart"');
 
-  test('waits neither for the cleanup of the deleted one nor for its backoff', async () => {
-    it.api.put(paths.classes, aClass());
-    it.api.put(paths.claims, aClaim('cart'));
-    const writing = Promise.withResolvers<ServerResponse>();
-    it.api.intercept = ({ method, url }, response, body) => {
-      if (method !== 'POST' || url !== paths.volumes || !isWritten(body)) return false;
-      writing.resolve(response);
+  test('waits neither for the cleanup of the deleted claim nor for its backoff', async () => {
+    fixture.api.put(paths.classes, aClass());
+    fixture.api.put(paths.claims, aClaim('cart'));
+    const volumeWrite = Promise.withResolvers<ServerResponse>();
+    fixture.api.intercept = ({ method, url }, response, body) => {
+      if (method !== 'POST' || url !== paths.volumes || !isFirstVolume(body)) return false;
+      volumeWrite.resolve(response);
       return true;
     };
-    const controller = it.start(createProvisioning);
-    const response = await writing.promise;
-    it.api.remove(paths.claims, 'cart');
+    const controller = fixture.start(createProvisioning);
+    const response = await volumeWrite.promise;
+    fixture.api.remove(paths.claims, 'cart');
     // The cleanup finds the volume, and waits while the creation is in progress.
     await eventually(() => controller.counts().done).toBe(1);
-    expect(await it.volumes()).toMatchObject([{ name: 'pvc-uid-of-cart' }]);
-    it.api.put(paths.claims, second());
-    await eventually(() => it.caches.claims.get('shop/cart')?.metadata.uid).toBe('uid-of-second');
-    it.api.refuse(response, 400, 'Invalid');
-    await eventually(async () => (await made()).map(({ metadata }) => metadata.name)).toEqual(['pvc-uid-of-second']);
-    await eventually(async () => (await it.volumes()).map(({ name }) => name)).toEqual(['pvc-uid-of-second']);
-    await eventually(() => it.notes('ProvisioningSucceeded')).toHaveLength(1);
-    expect(await failed()).toEqual([]);
+    expect(await fixture.volumes()).toMatchObject([{ name: 'pvc-uid-of-cart' }]);
+    fixture.api.put(paths.claims, secondClaim());
+    await eventually(() => fixture.caches.claims.get('shop/cart')?.metadata.uid).toBe('uid-of-second');
+    fixture.api.refuse(response, 400, 'Invalid');
+    await eventually(async () => (await listPersistentVolumes()).map(({ metadata }) => metadata.name)).toEqual([
+      'pvc-uid-of-second',
+    ]);
+    await eventually(async () => (await fixture.volumes()).map(({ name }) => name)).toEqual(['pvc-uid-of-second']);
+    await eventually(() => fixture.notes('ProvisioningSucceeded')).toHaveLength(1);
+    expect(await failedClaimUids()).toEqual([]);
   });
 
   test('gets the same volume name as soon as the first volume is deleted', async () => {
-    it.api.put(paths.classes, aClass('fast', { parameters: { store: 'silver', nameTemplate: '{namespace}-{name}' } }));
-    it.api.put(paths.claims, aClaim('cart'));
+    fixture.api.put(
+      paths.classes,
+      aClass('fast', { parameters: { store: 'silver', nameTemplate: '{namespace}-{name}' } }),
+    );
+    fixture.api.put(paths.claims, aClaim('cart'));
     let isSilent = true;
-    it.api.intercept = ({ method, url }, response, body) => {
-      const isLook = method === 'GET' && url === `${paths.volumes}/pvc-uid-of-cart` && isSilent;
-      if (isLook) it.api.refuse(response, 503, 'ServiceUnavailable', { headers: { 'retry-after': '1' } });
-      else if (method === 'POST' && url === paths.volumes && isWritten(body)) it.api.refuse(response, 400, 'Invalid');
+    fixture.api.intercept = ({ method, url }, response, body) => {
+      const isCleanupRead = method === 'GET' && url === `${paths.volumes}/pvc-uid-of-cart` && isSilent;
+      if (isCleanupRead) fixture.api.refuse(response, 503, 'ServiceUnavailable', { headers: { 'retry-after': '1' } });
+      else if (method === 'POST' && url === paths.volumes && isFirstVolume(body))
+        fixture.api.refuse(response, 400, 'Invalid');
       else return false;
       return true;
     };
-    const controller = it.start(createProvisioning);
-    await eventually(failed).toEqual(['uid-of-cart']);
+    const controller = fixture.start(createProvisioning);
+    await eventually(failedClaimUids).toEqual(['uid-of-cart']);
     const { terminal } = controller.counts();
-    it.api.remove(paths.claims, 'cart');
-    it.api.put(paths.claims, second());
-    await eventually(failed).toEqual(['uid-of-cart', 'uid-of-second']);
-    expect((await it.notes('ProvisioningFailed')).at(-1)).toContain('shop-cart');
+    fixture.api.remove(paths.claims, 'cart');
+    fixture.api.put(paths.claims, secondClaim());
+    await eventually(failedClaimUids).toEqual(['uid-of-cart', 'uid-of-second']);
+    expect((await fixture.notes('ProvisioningFailed')).at(-1)).toContain('shop-cart');
     expect(controller.counts().terminal).toBe(terminal + 1);
-    expect(await it.volumes()).toMatchObject([{ name: 'shop-cart', requestId: 'uid-of-cart' }]);
+    expect(await fixture.volumes()).toMatchObject([{ name: 'shop-cart', requestId: 'uid-of-cart' }]);
     isSilent = false;
-    await eventually(async () => (await made()).map(({ metadata }) => metadata.name)).toEqual(['pvc-uid-of-second']);
-    expect(await it.volumes()).toMatchObject([{ name: 'shop-cart', requestId: 'uid-of-second' }]);
+    await eventually(async () => (await listPersistentVolumes()).map(({ metadata }) => metadata.name)).toEqual([
+      'pvc-uid-of-second',
+    ]);
+    expect(await fixture.volumes()).toMatchObject([{ name: 'shop-cart', requestId: 'uid-of-second' }]);
   });
 });

@@ -4,34 +4,34 @@ import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { type ControllerContext, ignoreNotFound } from './controller-context.ts';
 import { createHasPersistentVolume } from './handles.ts';
 import { keyOf } from './machinery/cache.ts';
-import { type Done, done } from './machinery/outcome.ts';
+import { done, type ReconcileDone } from './machinery/outcome.ts';
 import { volumeNameFor } from './names.ts';
 import type { Provisioner } from './provisioner.ts';
 
 /** A volume that is being created. Dispose of it when the creation has succeeded or failed. */
 export interface VolumeCreation extends Disposable {
-  /** The PersistentVolume is written; other controllers take over. */
-  written(): void;
+  /** Call it when the PersistentVolume is written: other controllers take over. */
+  markWritten(): void;
 }
 
 /**
  * Cleans up after claims that were deleted, or got another volume, before their PersistentVolume was written. The work has keys of its own,
- * with the claim's UID: a claim that is recreated under the same name does not wait for the cleanup of the first one, and gets no
- * Events about it. The controllers of orphans find what another leader left.
+ * with the claim's UID: a claim that is recreated under the same name does not wait for the cleanup of the first one, and gets no Events
+ * about it. The orphan controllers find volumes that an earlier leader left behind.
  */
 export interface AbandonedClaims {
   /** Call it before creating a volume. Undefined while an earlier volume of the claim is being deleted. */
-  begin(claim: PersistentVolumeClaim, provisioner: Provisioner): VolumeCreation | undefined;
+  beginCreation(claim: PersistentVolumeClaim, provisioner: Provisioner): VolumeCreation | undefined;
   /** The cleanup keys to reconcile after a change of this claim. */
   keysOf(claim: PersistentVolumeClaim): readonly string[];
   isKey(key: string): boolean;
-  reconcile(key: string, scope: Scope): Promise<Done>;
+  reconcile(key: string, scope: Scope): Promise<ReconcileDone>;
 }
 
 /** A volume of a claim whose PersistentVolume may not be written. */
 interface UnwrittenVolume {
   readonly provisioner: Provisioner;
-  /** It is being created or deleted, never both at a time. */
+  /** A creation or a deletion is in progress, never both. */
   isBusy: boolean;
 }
 
@@ -72,15 +72,15 @@ export function createAbandonedClaims(
   }
 
   return {
-    begin: (claim, provisioner) => {
+    beginCreation: (claim, provisioner) => {
       const { uid = '' } = claim.metadata;
       if (unwritten.get(uid)?.isBusy === true) return undefined;
-      const mine: UnwrittenVolume = { provisioner, isBusy: true };
-      unwritten.set(uid, mine);
+      const volume: UnwrittenVolume = { provisioner, isBusy: true };
+      unwritten.set(uid, volume);
       return {
-        written: () => void unwritten.delete(uid),
+        markWritten: () => void unwritten.delete(uid),
         [Symbol.dispose]: () => {
-          mine.isBusy = false;
+          volume.isBusy = false;
           // The claim may have been deleted during the creation, when cleanup was not possible.
           for (const key of keysOf(claim)) add(key);
         },
@@ -88,15 +88,15 @@ export function createAbandonedClaims(
     },
     keysOf,
     isKey: (key) => key.includes(separator),
-    reconcile: async (own, scope) => {
-      const [key = '', uid = ''] = own.split(separator);
-      const mine = unwritten.get(uid);
-      if (mine === undefined || mine.isBusy || isUnbound(caches.claims.get(key), uid)) return done;
-      mine.isBusy = true;
+    reconcile: async (cleanupKey, scope) => {
+      const [key = '', uid = ''] = cleanupKey.split(separator);
+      const volume = unwritten.get(uid);
+      if (volume === undefined || volume.isBusy || isUnbound(caches.claims.get(key), uid)) return done;
+      volume.isBusy = true;
       try {
-        if (!(await deleteAbandoned(key, uid, mine, scope))) return done;
+        if (!(await deleteAbandoned(key, uid, volume, scope))) return done;
       } finally {
-        mine.isBusy = false;
+        volume.isBusy = false;
       }
       unwritten.delete(uid);
       // A recreated claim may have failed because this volume had its name.

@@ -60,14 +60,14 @@ function podVolumeNames({ metadata, spec }: Pod, claim: string | undefined): Rea
  */
 function wasStartedSince({ spec, status }: Pod, volumes: ReadonlySet<string>, atMs: number): boolean {
   const all = [...(spec?.containers ?? []), ...(spec?.initContainers ?? [])];
-  const having = all.filter(({ volumeMounts = [], volumeDevices = [] }) =>
+  const mounting = all.filter(({ volumeMounts = [], volumeDevices = [] }) =>
     [...volumeMounts, ...volumeDevices].some(({ name }) => volumes.has(name)),
   );
-  const running = new Map(
+  const startTimes = new Map(
     [...(status?.containerStatuses ?? []), ...(status?.initContainerStatuses ?? [])].flatMap(({ name, state }) =>
       state?.running?.startedAt === undefined ? [] : [[name, Date.parse(state.running.startedAt)]],
     ),
   );
   // A container that is not running has no mount, and will get the new one.
-  return having.every(({ name }) => (running.get(name) ?? Number.POSITIVE_INFINITY) > atMs);
+  return mounting.every(({ name }) => (startTimes.get(name) ?? Number.POSITIVE_INFINITY) > atMs);
 }

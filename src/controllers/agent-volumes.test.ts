@@ -10,15 +10,15 @@ import { aCall } from '#testing/core-calls.ts';
 import { type AgentVolumes, createAgentVolumes } from './agent-volumes.ts';
 import { retainedLabel } from './provisioner.ts';
 
-const it = controllerFixture();
+const fixture = controllerFixture();
 const scope = { signal: new AbortController().signal, log: silentLog() };
 const gib = 1024n ** 3n;
 
 let node: AgentNode;
 let agent: AgentVolumes;
 beforeEach(async () => {
-  node = await anAgentNode(it, 'node-1', '?onDelete=archive&retention=7d');
-  agent = createAgentVolumes(it.agents, 'cluster');
+  node = await anAgentNode(fixture, 'node-1', '?onDelete=archive&retention=7d');
+  agent = createAgentVolumes(fixture.agents, 'cluster');
 });
 
 const create = (name: string): Promise<Volume> =>
@@ -27,14 +27,14 @@ const create = (name: string): Promise<Volume> =>
     aCall(),
   );
 const restore = (id: string): Promise<Volume> => node.server.core.deletions.restore(id, undefined, () => true, aCall());
-const names = async (): Promise<readonly string[]> => (await node.volumes()).map(({ name }) => name);
-const isThere = (name: string): boolean => existsSync(join(node.server.folder, 'disks', name));
+const volumeNames = async (): Promise<readonly string[]> => (await node.volumes()).map(({ name }) => name);
+const folderExists = (name: string): boolean => existsSync(join(node.server.folder, 'disks', name));
 
-/** The agent carries out the request, and its answer is lost. */
+/** Loses the answer to the next request, which the agent carries out. */
 function loseNextAnswer(): void {
   node.connect();
   const { answer } = node;
-  it.agents.connect('node-1', async (request) => {
+  fixture.agents.connect('node-1', async (request) => {
     await answer(request);
     node.connect();
     throw new StowageError('the connection was lost', {
@@ -45,14 +45,14 @@ function loseNextAnswer(): void {
   });
 }
 
-describe('an agent that is asked to delete', () => {
+describe('an agent that gets a request to delete', () => {
   test('deletes a volume a second time after it was restored', async () => {
     const { id } = await create('a');
     for (const _ of ['first', 'second', 'third']) {
       expect(await agent.delete('node-1', id, 'uid-of-pv', scope)).toBe('done');
-      expect([await names(), isThere('a')]).toEqual([[], false]);
+      expect([await volumeNames(), folderExists('a')]).toEqual([[], false]);
       await restore(id);
-      expect([await names(), isThere('a')]).toEqual([['a'], true]);
+      expect([await volumeNames(), folderExists('a')]).toEqual([['a'], true]);
     }
   });
 
@@ -60,7 +60,7 @@ describe('an agent that is asked to delete', () => {
     for (const uid of ['uid-1', 'uid-2', undefined, undefined]) {
       await create('a');
       expect(await agent.delete('node-1', 'disks..a', uid, scope)).toBe('done');
-      expect([await names(), isThere('a')]).toEqual([[], false]);
+      expect([await volumeNames(), folderExists('a')]).toEqual([[], false]);
     }
   });
 
@@ -74,21 +74,21 @@ describe('an agent that is asked to delete', () => {
     expect(await node.volumes()).toMatchObject([{ id }]);
   });
 
-  test('says that the volume is unknown when the request is repeated after its answer was lost', async () => {
+  test('returns that the volume is unknown when the request is repeated after its answer was lost', async () => {
     const { id } = await create('a');
     loseNextAnswer();
     await expect(agent.delete('node-1', id, 'uid-of-pv', scope)).rejects.toMatchObject({ reason: 'agent-lost' });
-    expect(await names()).toEqual([]);
+    expect(await volumeNames()).toEqual([]);
     expect(await agent.delete('node-1', id, 'uid-of-pv', scope)).toBe('unknown');
   });
 
-  test('deletes once when it is asked twice at the same time', async () => {
+  test('deletes the volume once when it gets two requests at the same time', async () => {
     const { id } = await create('a');
-    const ends = await Promise.all([
+    const outcomes = await Promise.all([
       agent.delete('node-1', id, 'uid-of-pv', scope),
       agent.delete('node-1', id, 'uid-of-pv', scope),
     ]);
-    expect(ends.toSorted()).toEqual(['done', 'unknown']);
+    expect(outcomes.toSorted()).toEqual(['done', 'unknown']);
     expect(await node.server.core.deletions.trashOf('disks', aCall())).toHaveLength(1);
   });
 
@@ -96,7 +96,7 @@ describe('an agent that is asked to delete', () => {
     for (const _ of ['first', 'second']) {
       await create('a');
       await agent.discard('node-1', 'disks..a', scope);
-      expect(await names()).toEqual([]);
+      expect(await volumeNames()).toEqual([]);
     }
     await expect(agent.discard('node-1', 'disks..a', scope)).rejects.toMatchObject({ reason: 'volume-unknown' });
   });
@@ -122,10 +122,10 @@ test('an agent labels the volume that has the handle now, after another volume h
 
 test('an agent creates no second volume when a request is repeated after its answer was lost', async () => {
   const claim = { namespace: 'shop', name: 'data', uid: 'uid-of-data' };
-  const want = { claim, name: 'a', bytes: gib, access: 'filesystem', labels: {}, enforce: false } as never;
+  const request = { claim, name: 'a', bytes: gib, access: 'filesystem', labels: {}, enforce: false } as never;
   loseNextAnswer();
-  await expect(agent.create('node-1', 'disks', want, scope)).rejects.toMatchObject({ reason: 'agent-lost' });
-  const [made] = await node.volumes();
-  expect((await agent.create('node-1', 'disks', want, scope)).volume.id).toBe(made?.id);
-  expect(await names()).toEqual(['a']);
+  await expect(agent.create('node-1', 'disks', request, scope)).rejects.toMatchObject({ reason: 'agent-lost' });
+  const [volume] = await node.volumes();
+  expect((await agent.create('node-1', 'disks', request, scope)).volume.id).toBe(volume?.id);
+  expect(await volumeNames()).toEqual(['a']);
 });

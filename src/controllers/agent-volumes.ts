@@ -16,14 +16,14 @@ import { claimLabelsFor, retainedLabel, storeNotOpen, type VolumeRequest } from 
 /**
  * Requests to agents about the volumes of their nodes. Every call can be repeated when its answer was lost.
  *
- * An agent remembers the answer to a request id for a day and gives it again without doing anything. So a request id must name
- * one logical request, never just the verb and the volume: a volume that was deleted can be restored and deleted again, and
- * another volume can get its name. `discard`, `retain` and `expand` ask for a state, so they need no request id; neither does
- * deleting by id. Deleting by name needs one: a retry must not delete a volume that has got the name since.
+ * An agent remembers the answer to a request id for a day, and returns it again without repeating the work. So a request id must name one
+ * logical request, never just the verb and the volume: a volume that was deleted can be restored and deleted again, and another volume can
+ * get its name. `discard`, `retain` and `expand` are idempotent, so they need no request id; neither does deleting by id. Deleting by name
+ * needs one: a retry must not delete a volume that has got the name since.
  */
 export interface AgentVolumes {
   /** Creates at most one volume for a claim, even if the claim has changed since. */
-  create(node: string, store: string, want: VolumeRequest, scope: Scope): Promise<CreatedAgentVolume>;
+  create(node: string, store: string, request: VolumeRequest, scope: Scope): Promise<CreatedAgentVolume>;
   findFor(node: string, uid: string, scope: Scope): Promise<AgentVolume | undefined>;
   /** 'unknown': no open store of the node has the volume; it may have been deleted. `uid` is that of the PersistentVolume. */
   delete(node: string, volume: string, uid: string | undefined, scope: Scope): Promise<'done' | 'unknown'>;
@@ -35,7 +35,7 @@ export interface AgentVolumes {
   expand(node: string, volume: string, bytes: bigint, scope: Scope): Promise<bigint>;
 }
 
-/** For creating a file system, or deleting a large tree. */
+/** Long enough to create a file system, or to delete a large tree. */
 const longTimeoutMs = 120_000;
 
 const pathOf = (volume: string): string => `/v1/volumes/${encodeURIComponent(volume)}`;
@@ -48,16 +48,21 @@ export function createAgentVolumes(agents: Agents, cluster: string): AgentVolume
     return volumesFrom(answer).volumes[0];
   }
 
-  async function create(node: string, store: string, want: VolumeRequest, scope: Scope): Promise<CreatedAgentVolume> {
-    const { uid } = want.claim;
-    const { name, access, labels, enforce } = want;
+  async function create(
+    node: string,
+    store: string,
+    volumeRequest: VolumeRequest,
+    scope: Scope,
+  ): Promise<CreatedAgentVolume> {
+    const { uid } = volumeRequest.claim;
+    const { name, access, labels, enforce } = volumeRequest;
     const body = {
       store,
       name,
       access,
       labels,
-      bytes: String(want.bytes),
-      ownLabels: claimLabelsFor(want, cluster),
+      bytes: String(volumeRequest.bytes),
+      ownLabels: claimLabelsFor(volumeRequest, cluster),
       ...(enforce ? { enforce } : {}),
     };
     const request: AgentRequest = { method: 'POST', path: '/v1/volumes', body, deadlineMs: longTimeoutMs };
@@ -69,8 +74,8 @@ export function createAgentVolumes(agents: Agents, cluster: string): AgentVolume
       // The claim had other parameters at the first request; or the agent has forgotten the request.
       if (reason !== 'idempotency-key-reused' && reason !== 'volume-exists' && reason !== 'request-differs')
         throw thrown;
-      const known = await findFor(node, uid, scope);
-      if (known !== undefined) return { volume: known, identity: undefined };
+      const existing = await findFor(node, uid, scope);
+      if (existing !== undefined) return { volume: existing, identity: undefined };
       if (reason !== 'idempotency-key-reused') throw thrown;
       return createdVolumeFrom(await agents.call(node, { ...request, requestId: `${uid}:${randomUUID()}` }, scope));
     }
@@ -80,10 +85,10 @@ export function createAgentVolumes(agents: Agents, cluster: string): AgentVolume
     create,
     findFor,
     delete: async (node, volume, uid, scope) => {
-      const about = { method: 'DELETE', path: pathOf(volume), deadlineMs: longTimeoutMs } as const;
-      const request = isVolumeId(volume) || uid === undefined ? {} : { requestId: `delete:${uid}:${volume}` };
+      const deletion = { method: 'DELETE', path: pathOf(volume), deadlineMs: longTimeoutMs } as const;
+      const idempotency = isVolumeId(volume) || uid === undefined ? {} : { requestId: `delete:${uid}:${volume}` };
       try {
-        await agents.call(node, { ...about, ...request }, scope);
+        await agents.call(node, { ...deletion, ...idempotency }, scope);
         return 'done';
       } catch (thrown) {
         if (stowageError(thrown).reason === 'volume-unknown') return 'unknown';
@@ -99,8 +104,8 @@ export function createAgentVolumes(agents: Agents, cluster: string): AgentVolume
     },
     expand: async (node, volume, bytes, scope) => {
       const path = pathOf(volume);
-      const before = volumeFrom(await agents.call(node, { method: 'GET', path }, scope));
-      if (before.bytes !== undefined && before.bytes >= bytes) return before.bytes;
+      const current = volumeFrom(await agents.call(node, { method: 'GET', path }, scope));
+      if (current.bytes !== undefined && current.bytes >= bytes) return current.bytes;
       const body = { bytes: String(bytes) };
       const request: AgentRequest = { method: 'POST', path: `${path}/expand`, body, deadlineMs: longTimeoutMs };
       return volumeFrom(await agents.call(node, request, scope)).bytes ?? bytes;

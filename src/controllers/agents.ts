@@ -8,7 +8,7 @@ export interface AgentRequest {
   readonly method: 'GET' | 'POST' | 'PATCH' | 'DELETE';
   readonly path: string;
   readonly body?: object;
-  /** The idempotency key: a repeated change with the same one happens once. For a day the agent repeats its first answer. */
+  /** The idempotency key: a repeated change with the same one happens once. For a day, the agent returns its first answer again. */
   readonly requestId?: string;
   /** Replaces the default deadline, for slow requests. */
   readonly deadlineMs?: number;

@@ -4,14 +4,17 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { claims, nodes, persistentVolumes, storageClasses } from '#wire/kube/resources.ts';
 import type { Node, PersistentVolume, PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
 import { type Cache, createCache, identityOf } from './machinery/cache.ts';
-import { classNameOf, provisionedBy, storeLabel, unhealthyNodes } from './names.ts';
+import { classNameOf, provisionedByAnnotation, storeLabel, unhealthyNodesAnnotation } from './names.ts';
 import { type StoreObject, storeObjects } from './store-object.ts';
 
 /** The shared caches of the controllers, one for each kind. */
 export interface Caches {
   /** Indexes: `uid`; `waiting`, the class name of claims without a volume. */
   readonly claims: Cache<PersistentVolumeClaim>;
-  /** Those of our drivers, and unbound ones of others. Indexes: `handle`; `claim`, a claim's uid; `free`, the class of unbound ones. */
+  /**
+   * PersistentVolumes of our drivers, and unbound PersistentVolumes of other drivers. Indexes: `handle`; `claim`, a claim's uid; `free`,
+   * the class of an unbound PersistentVolume.
+   */
   readonly volumes: Cache<PersistentVolume>;
   /** Index: `store`, of classes that were created for a Store object. */
   readonly classes: Cache<StorageClass>;
@@ -56,7 +59,7 @@ export function createCaches(client: KubeClient, clock: Clock): Caches {
       clock,
       resource: storeObjects,
       trim: ({ metadata, spec, status }) => ({
-        metadata: { ...identityOf({ metadata }), ...picked(metadata, 'generation', 'deletionTimestamp') },
+        metadata: { ...identityOf({ metadata }), ...pick(metadata, 'generation', 'deletionTimestamp') },
         spec,
         ...(status === undefined ? {} : { status }),
       }),
@@ -66,8 +69,8 @@ export function createCaches(client: KubeClient, clock: Clock): Caches {
       clock,
       resource: nodes,
       trim: ({ metadata, spec }) => ({
-        metadata: { ...identityOf({ metadata }), ...picked(metadata, 'labels') },
-        spec: picked(spec ?? {}, 'taints', 'unschedulable'),
+        metadata: { ...identityOf({ metadata }), ...pick(metadata, 'labels') },
+        spec: pick(spec ?? {}, 'taints', 'unschedulable'),
       }),
     }),
   };
@@ -77,14 +80,14 @@ export function createCaches(client: KubeClient, clock: Clock): Caches {
 const isFree = ({ spec }: PersistentVolume): boolean => spec.claimRef?.uid === undefined;
 
 /** kubectl's own annotation, which can be long. */
-const lastApplied = 'kubectl.kubernetes.io/last-applied-configuration';
+const lastAppliedAnnotation = 'kubectl.kubernetes.io/last-applied-configuration';
 
-/** Name templates need all fields of a claim without a volume. Of the many bound claims only a few fields are needed. */
+/** Name templates need all fields of a claim without a volume. A bound claim, as most are, needs only a few fields. */
 function trimClaim({ metadata, spec, status }: PersistentVolumeClaim): PersistentVolumeClaim {
-  const kept = { ...identityOf({ metadata }), ...picked(metadata, 'deletionTimestamp') };
+  const commonMetadata = { ...identityOf({ metadata }), ...pick(metadata, 'deletionTimestamp') };
   const { resources, volumeName } = spec;
-  const sizes = { resources: picked(resources ?? {}, 'requests') };
-  const state = picked(
+  const sizes = { resources: pick(resources ?? {}, 'requests') };
+  const state = pick(
     status ?? {},
     'phase',
     'capacity',
@@ -93,56 +96,56 @@ function trimClaim({ metadata, spec, status }: PersistentVolumeClaim): Persisten
     'allocatedResourceStatuses',
   );
   if (volumeName !== undefined && volumeName !== '') {
-    const annotations = picked(metadata.annotations ?? {}, unhealthyNodes);
-    const about = { volumeName, ...sizes, ...picked(spec, 'volumeMode') };
-    return { metadata: { ...kept, annotations }, spec: about, status: state };
+    const annotations = pick(metadata.annotations ?? {}, unhealthyNodesAnnotation);
+    const boundSpec = { volumeName, ...sizes, ...pick(spec, 'volumeMode') };
+    return { metadata: { ...commonMetadata, annotations }, spec: boundSpec, status: state };
   }
-  const { [lastApplied]: _, ...annotations } = metadata.annotations ?? {};
+  const { [lastAppliedAnnotation]: _, ...annotations } = metadata.annotations ?? {};
   return {
-    metadata: { ...kept, annotations, ...picked(metadata, 'labels') },
+    metadata: { ...commonMetadata, annotations, ...pick(metadata, 'labels') },
     spec: {
       ...sizes,
-      ...picked(spec, 'accessModes', 'storageClassName', 'volumeMode', 'selector'),
-      ...picked(spec, 'dataSource', 'dataSourceRef'),
+      ...pick(spec, 'accessModes', 'storageClassName', 'volumeMode', 'selector'),
+      ...pick(spec, 'dataSource', 'dataSourceRef'),
     },
     status: state,
   };
 }
 
-const ours: ReadonlySet<string> = new Set(drivers.map(({ name }) => name));
+const ourDrivers: ReadonlySet<string> = new Set(drivers.map(({ name }) => name));
 
 function trimVolume(full: PersistentVolume): PersistentVolume | undefined {
   const { metadata, spec, status } = full;
-  if (!ours.has(spec.csi?.driver ?? '')) {
+  if (!ourDrivers.has(spec.csi?.driver ?? '')) {
     if (!isFree(full)) return undefined;
-    return { metadata: identityOf(full), spec: picked(spec, 'storageClassName', 'claimRef') };
+    return { metadata: identityOf(full), spec: pick(spec, 'storageClassName', 'claimRef') };
   }
   const { driver = '', volumeHandle = '', volumeAttributes = {} } = spec.csi ?? {};
-  const about = picked(spec, 'capacity', 'claimRef', 'storageClassName', 'persistentVolumeReclaimPolicy');
+  const commonSpec = pick(spec, 'capacity', 'claimRef', 'storageClassName', 'persistentVolumeReclaimPolicy');
   return {
     metadata: {
       ...identityOf(full),
-      ...picked(metadata, 'deletionTimestamp', 'finalizers'),
-      annotations: picked(metadata.annotations ?? {}, provisionedBy),
+      ...pick(metadata, 'deletionTimestamp', 'finalizers'),
+      annotations: pick(metadata.annotations ?? {}, provisionedByAnnotation),
     },
     spec: {
-      ...about,
+      ...commonSpec,
       csi: { driver, volumeHandle, volumeAttributes },
       // The affinity names the node of the volume.
-      ...(driverNamed(driver)?.topology === 'node' ? picked(spec, 'nodeAffinity') : {}),
+      ...(driverNamed(driver)?.topology === 'node' ? pick(spec, 'nodeAffinity') : {}),
     },
-    status: picked(status ?? {}, 'phase'),
+    status: pick(status ?? {}, 'phase'),
   };
 }
 
 const trimClass = (full: StorageClass): StorageClass => ({
-  metadata: { ...identityOf(full), ...picked(full.metadata, 'labels', 'annotations', 'ownerReferences') },
-  ...picked(full, 'provisioner', 'parameters', 'reclaimPolicy', 'volumeBindingMode', 'allowVolumeExpansion'),
-  ...picked(full, 'mountOptions', 'allowedTopologies'),
+  metadata: { ...identityOf(full), ...pick(full.metadata, 'labels', 'annotations', 'ownerReferences') },
+  ...pick(full, 'provisioner', 'parameters', 'reclaimPolicy', 'volumeBindingMode', 'allowVolumeExpansion'),
+  ...pick(full, 'mountOptions', 'allowedTopologies'),
 });
 
 /** Copies the keys that are present. */
-function picked<T extends object, K extends keyof T>(from: T, ...keys: readonly K[]): Pick<T, K> {
+function pick<T extends object, K extends keyof T>(from: T, ...keys: readonly K[]): Pick<T, K> {
   // A loop for speed: it runs several times for every change of every claim and PersistentVolume in the cluster.
   const found: Partial<Pick<T, K>> = {};
   for (const key of keys) if (from[key] !== undefined) found[key] = from[key];

@@ -11,7 +11,7 @@ import type { CsiStorageCapacity, Node, OwnerReference, StorageClass } from '#wi
 import { type ControllerContext, ignoreNotFound } from './controller-context.ts';
 import { type Cache, createCache, identityOf } from './machinery/cache.ts';
 import { type Controller, createController } from './machinery/controller.ts';
-import { type Again, again, type Done, done } from './machinery/outcome.ts';
+import { done, type ReconcileDone, type RequeueAfter, requeueAfter } from './machinery/outcome.ts';
 import type { NodeStores } from './node-stores.ts';
 import type { StoreObject } from './store-object.ts';
 
@@ -28,20 +28,20 @@ export interface CapacityController extends Controller {
 }
 
 /** The free space for a class on a node. Without a node: on every node that the class allows. */
-interface Room {
+interface FreeSpace {
   readonly node: string | undefined;
   readonly freeBytes: bigint;
 }
 
 /** Returns the owner of new objects, or undefined if there is none. */
-type Owner = () => Promise<OwnerReference | undefined>;
+type ReadOwner = () => Promise<OwnerReference | undefined>;
 
 /** Free space changes all the time. A small change is written only after this time. */
 const maxStaleMs = 300_000;
-const intervalMs = 60_000;
+const resyncMs = 60_000;
 /** How long the watch may take to deliver our own write. */
 const watchLagMs = 10_000;
-/** How long an agent may take to reconnect. Without its object, the scheduler sends the node no pods that need a volume. */
+/** How long an agent may take to reconnect. Without a CSIStorageCapacity, the scheduler sends the node no pods that need a volume. */
 const agentGraceMs = 120_000;
 const capacityLabels = { 'app.kubernetes.io/managed-by': 'stowage' } as const;
 const classLabel = 'stowage.dev/storage-class';
@@ -54,45 +54,46 @@ export function createCapacity(options: CapacityOptions): CapacityController {
   const { client, clock, caches, stores, kinds, namespace } = options;
   const cache = createCapacityCache(client, clock, namespace);
   const startedAt = clock.elapsed();
-  const written = new Map<string, { readonly capacity: string; readonly at: number }>();
+  const lastWrites = new Map<string, { readonly capacity: string; readonly writtenAt: number }>();
   const lastWantedAt = new Map<string, number>();
 
-  async function reconcile(name: string, scope: Scope): Promise<Done | Again> {
-    const kind = caches.classes.get(name);
-    const isOurs = kind !== undefined && driverNamed(kind.provisioner) !== undefined;
-    const rooms = isOurs ? roomFor(kind, options) : [];
-    const wanted = new Set(rooms.map(({ node }) => objectName(name, node)));
-    for (const own of wanted) lastWantedAt.set(own, clock.elapsed());
-    const isKept = (own: string): boolean =>
-      wanted.has(own) || (isOurs && clock.elapsed() - (lastWantedAt.get(own) ?? startedAt) < agentGraceMs);
-    for (const { metadata } of cache.by('class', name))
+  async function reconcile(name: string, scope: Scope): Promise<ReconcileDone | RequeueAfter> {
+    const storageClass = caches.classes.get(name);
+    const isOurs = storageClass !== undefined && driverNamed(storageClass.provisioner) !== undefined;
+    const spaces = isOurs ? freeSpaceFor(storageClass, options) : [];
+    const wanted = new Set(spaces.map(({ node }) => capacityNameOf(name, node)));
+    for (const objectName of wanted) lastWantedAt.set(objectName, clock.elapsed());
+    const isKept = (objectName: string): boolean =>
+      wanted.has(objectName) ||
+      (isOurs && clock.elapsed() - (lastWantedAt.get(objectName) ?? startedAt) < agentGraceMs);
+    for (const { metadata } of cache.byIndex('class', name))
       if (!isKept(metadata.name ?? '')) await remove(metadata.name ?? '', scope);
     if (!isOurs) return done;
-    const owner = once(() => ownerOf(client, kind.provisioner, scope));
-    for (const room of rooms) await writeCapacity(name, room, owner, scope);
-    return again(intervalMs);
+    const owner = once(() => ownerOf(client, storageClass.provisioner, scope));
+    for (const space of spaces) await writeCapacity(name, space, owner, scope);
+    return requeueAfter(resyncMs);
   }
 
-  async function writeCapacity(name: string, room: Room, ownerNow: Owner, { signal }: Scope): Promise<void> {
-    const own = objectName(name, room.node);
-    const known = cache.get(`${namespace}/${own}`);
-    const capacity = quantityOf(room.freeBytes);
-    const last = written.get(own);
-    const sinceMs = clock.elapsed() - (last?.at ?? Number.NEGATIVE_INFINITY);
+  async function writeCapacity(name: string, space: FreeSpace, getOwner: ReadOwner, { signal }: Scope): Promise<void> {
+    const objectName = capacityNameOf(name, space.node);
+    const cached = cache.get(`${namespace}/${objectName}`);
+    const capacity = quantityOf(space.freeBytes);
+    const last = lastWrites.get(objectName);
+    const sinceMs = clock.elapsed() - (last?.writtenAt ?? Number.NEGATIVE_INFINITY);
     // The cache may not have the last write yet.
-    const untold = sinceMs < watchLagMs ? last : undefined;
-    const before = untold === undefined ? known?.capacity : untold.capacity;
-    if (before !== undefined && (before === capacity || !isSignificant(room.freeBytes, before, sinceMs))) return;
-    if (known === undefined && untold === undefined) {
-      const owner = await ownerNow();
+    const unseenWrite = sinceMs < watchLagMs ? last : undefined;
+    const before = unseenWrite === undefined ? cached?.capacity : unseenWrite.capacity;
+    if (before !== undefined && (before === capacity || !isSignificant(space.freeBytes, before, sinceMs))) return;
+    if (cached === undefined && unseenWrite === undefined) {
+      const owner = await getOwner();
       // No CSIDriver: not installed by the chart, or being uninstalled.
       if (owner === undefined) return;
-      const labels = room.node === undefined ? {} : { [nodeTopologyKey]: room.node };
+      const labels = space.node === undefined ? {} : { [nodeTopologyKey]: space.node };
       await client.create(
         csiStorageCapacities,
         {
           metadata: {
-            name: own,
+            name: objectName,
             namespace,
             ownerReferences: [owner],
             labels: { ...capacityLabels, [classLabel]: labelFor(name) },
@@ -106,27 +107,27 @@ export function createCapacity(options: CapacityOptions): CapacityController {
       );
     } else {
       const body = { capacity };
-      await client.patch(csiStorageCapacities, { namespace, name: own }, { kind: 'merge', body }, signal);
+      await client.patch(csiStorageCapacities, { namespace, name: objectName }, { kind: 'merge', body }, signal);
     }
-    written.set(own, { capacity, at: clock.elapsed() });
+    lastWrites.set(objectName, { capacity, writtenAt: clock.elapsed() });
   }
 
   async function remove(name: string, { signal }: Scope): Promise<void> {
     await ignoreNotFound(client.delete(csiStorageCapacities, { namespace, name }, {}, signal));
-    written.delete(name);
+    lastWrites.delete(name);
     lastWantedAt.delete(name);
   }
 
   const controller = createController({ name: 'capacity', clock, reconcile, workers: 4, groupOf: (key) => key });
-  const ofDriver = (driver: string): string[] =>
+  const classesOfDriver = (driver: string): string[] =>
     [...caches.classes.all()].flatMap(({ metadata, provisioner }) =>
       provisioner === driver ? (metadata.name ?? []) : [],
     );
   controller.follow(caches.classes);
-  controller.follow(caches.stores, ({ spec }) => ofDriver(driverOf(spec, kinds).name));
+  controller.follow(caches.stores, ({ spec }) => classesOfDriver(driverOf(spec, kinds).name));
   controller.follow(caches.nodes, () => []);
   const addLocalClasses = (): void => {
-    for (const name of ofDriver(localDriver.name)) controller.add(name);
+    for (const name of classesOfDriver(localDriver.name)) controller.add(name);
   };
   const topologyOf = ({ metadata }: Node): string | undefined => metadata.labels?.[nodeTopologyKey];
   caches.nodes.on({
@@ -137,7 +138,7 @@ export function createCapacity(options: CapacityOptions): CapacityController {
     },
   });
   // Another client deleted the object, so forget what was written.
-  cache.on({ deleted: ({ metadata: { name = '' } }) => void written.delete(name) });
+  cache.on({ deleted: ({ metadata: { name = '' } }) => void lastWrites.delete(name) });
   // Finds objects that another leader left for a deleted class.
   controller.follow(cache, ({ storageClassName }) => [storageClassName]);
   stores.onChange(addLocalClasses);
@@ -152,20 +153,20 @@ const driverOf = ({ uri }: StoreObject['spec'], kinds: CapacityOptions['kinds'])
 /** The store of a class: the one that it names, otherwise the only store of its driver. */
 function storeOf({ parameters = {}, provisioner }: StorageClass, { caches, kinds }: StoreSources): string | undefined {
   const all = [...caches.stores.all()].filter(({ spec }) => driverOf(spec, kinds).name === provisioner);
-  const wanted = parameters['store'] ?? (all.length === 1 ? all[0]?.metadata.name : undefined);
-  return all.some(({ metadata }) => metadata.name === wanted) ? wanted : undefined;
+  const storeName = parameters['store'] ?? (all.length === 1 ? all[0]?.metadata.name : undefined);
+  return all.some(({ metadata }) => metadata.name === storeName) ? storeName : undefined;
 }
 
-function roomFor(kind: StorageClass, sources: StoreSources): readonly Room[] {
+function freeSpaceFor(storageClass: StorageClass, sources: StoreSources): readonly FreeSpace[] {
   const { caches, stores } = sources;
-  const store = storeOf(kind, sources);
+  const store = storeOf(storageClass, sources);
   if (store === undefined) return [];
-  if (driverNamed(kind.provisioner)?.topology === 'node')
-    return [...stores.all()].flatMap(({ node, stores: those }) => {
+  if (driverNamed(storageClass.provisioner)?.topology === 'node')
+    return [...stores.all()].flatMap(({ node, stores: nodeStores }) => {
       const topology = caches.nodes.get(node)?.metadata.labels?.[nodeTopologyKey];
-      const seen = those.get(store);
-      if (topology === undefined || seen === undefined) return [];
-      return { node: topology, freeBytes: seen.isOpen ? seen.freeBytes : 0n };
+      const nodeStore = nodeStores.get(store);
+      if (topology === undefined || nodeStore === undefined) return [];
+      return { node: topology, freeBytes: nodeStore.isOpen ? nodeStore.freeBytes : 0n };
     });
   const freeBytes = bytesOf(caches.stores.get(store)?.status?.capacity?.free);
   return freeBytes === undefined ? [] : [{ node: undefined, freeBytes }];
@@ -204,10 +205,10 @@ const createCapacityCache = (client: CapacityOptions['client'], clock: Clock, na
 
 /** Calls `ask` lazily and at most once. */
 function once<T>(ask: () => Promise<T>): () => Promise<T> {
-  let asked: Promise<T> | undefined;
+  let result: Promise<T> | undefined;
   return () => {
-    asked ??= ask();
-    return asked;
+    result ??= ask();
+    return result;
   };
 }
 
@@ -220,11 +221,11 @@ function isSignificant(free: bigint, known: string, sinceMs: number): boolean {
 }
 
 /** Derived from class and node, so that there cannot be two objects for them. */
-const objectName = (name: string, node: string | undefined): string =>
+const capacityNameOf = (name: string, node: string | undefined): string =>
   `stowage-${createHash('sha256')
     .update(JSON.stringify([name, node ?? null]))
     .digest('hex')
     .slice(0, 32)}`;
 
-/** A label for people. Names of classes can be longer than label values. */
+/** The label is only for users. Names of classes can be longer than label values. */
 const labelFor = (name: string): string => name.slice(0, 63).replace(/[^A-Za-z0-9]+$/, '');

@@ -5,7 +5,7 @@ import type { Caches } from './caches.ts';
 import type { Events } from './machinery/events.ts';
 import type { Provisioner } from './provisioner.ts';
 
-/** What every controller depends on. */
+/** The dependencies of every controller. */
 export interface ControllerContext {
   readonly client: KubeClient;
   readonly clock: Clock;

@@ -9,52 +9,52 @@ import type { PersistentVolume } from '#wire/kube/types.ts';
 import { type ControllerContext, ignoreNotFound } from './controller-context.ts';
 import { handleAndStoreOf, topologiesOf } from './handles.ts';
 import { type Controller, createController } from './machinery/controller.ts';
-import { type Again, type Done, done } from './machinery/outcome.ts';
-import { provisionedBy, volumeFinalizer, volumeReference } from './names.ts';
+import { done, type ReconcileDone, type RequeueAfter } from './machinery/outcome.ts';
+import { provisionedByAnnotation, volumeFinalizer, volumeReference } from './names.ts';
 import type { Provisioner } from './provisioner.ts';
 import { reportFailure } from './report-failure.ts';
 
 /** Kubernetes keeps this finalizer on a PersistentVolume while a claim uses it. */
-const protection = 'kubernetes.io/pv-protection';
+const protectionFinalizer = 'kubernetes.io/pv-protection';
 
 /** The volume or its node does not exist, or the store is read-only: a retry would not succeed either. */
-const cannotBeLabelled = new Set(['volume-unknown', 'volume-node-gone', 'volume-node-unknown', 'store-read-only']);
+const finalLabelFailures = new Set(['volume-unknown', 'volume-node-gone', 'volume-node-unknown', 'store-read-only']);
 
-/** What happens to the volume of a PersistentVolume without a claim. */
-type Fate = 'delete' | 'leave';
+/** What the controller does with the volume of a PersistentVolume without a claim. */
+type ReleasedAction = 'delete' | 'retain';
 
 /** Deletes or retains the volumes of released PersistentVolumes, by their reclaim policy. */
-export function createDeleting(parts: ControllerContext): Controller {
-  const { client, clock, caches, events, provisioners } = parts;
+export function createDeleting(context: ControllerContext): Controller {
+  const { client, clock, caches, events, provisioners } = context;
 
   /** Undefined if there is nothing to do, or not yet. */
-  function fateOf(volume: PersistentVolume): Fate | undefined {
+  function actionFor(volume: PersistentVolume): ReleasedAction | undefined {
     const { metadata, spec, status } = volume;
     // Never touch PersistentVolumes that a user wrote by hand.
-    const isMade = metadata.annotations?.[provisionedBy] === spec.csi?.driver;
-    if (!isMade || !provisioners.has(spec.csi?.driver ?? '')) return undefined;
-    const isOver = metadata.deletionTimestamp !== undefined && !metadata.finalizers?.includes(protection);
+    const isProvisioned = metadata.annotations?.[provisionedByAnnotation] === spec.csi?.driver;
+    if (!isProvisioned || !provisioners.has(spec.csi?.driver ?? '')) return undefined;
+    const isDeletable = metadata.deletionTimestamp !== undefined && !metadata.finalizers?.includes(protectionFinalizer);
     if (status?.phase === 'Bound' || isClaimed(volume)) return undefined;
     if (spec.persistentVolumeReclaimPolicy === 'Delete')
-      return status?.phase === 'Released' || isOver ? 'delete' : undefined;
-    return isOver && metadata.finalizers?.includes(volumeFinalizer) === true ? 'leave' : undefined;
+      return status?.phase === 'Released' || isDeletable ? 'delete' : undefined;
+    return isDeletable && metadata.finalizers?.includes(volumeFinalizer) === true ? 'retain' : undefined;
   }
 
   const isClaimed = ({ metadata: { name }, spec: { claimRef } }: PersistentVolume): boolean =>
-    caches.claims.by('uid', claimRef?.uid ?? '').some(({ spec }) => spec.volumeName === name);
+    caches.claims.byIndex('uid', claimRef?.uid ?? '').some(({ spec }) => spec.volumeName === name);
 
-  async function reconcile(key: string, scope: Scope): Promise<Done | Again> {
+  async function reconcile(key: string, scope: Scope): Promise<ReconcileDone | RequeueAfter> {
     const cached = caches.volumes.get(key);
-    if (cached === undefined || fateOf(cached) === undefined) return done;
+    if (cached === undefined || actionFor(cached) === undefined) return done;
     // Deletion is final, so get the current reclaim policy from the API server.
     const volume = await ignoreNotFound(client.get(persistentVolumes, { name: key }, scope.signal));
     if (volume === undefined || volume.metadata.uid !== cached.metadata.uid) return done;
-    const fate = fateOf(volume);
+    const action = actionFor(volume);
     const provisioner = provisioners.get(volume.spec.csi?.driver ?? '');
-    if (fate === undefined || provisioner === undefined) return done;
-    if (fate === 'delete') await deleteVolume(volume, provisioner, scope);
+    if (action === undefined || provisioner === undefined) return done;
+    if (action === 'delete') await deleteVolume(volume, provisioner, scope);
     else await retainVolume(volume, provisioner, scope);
-    await release(volume, scope);
+    await deletePersistentVolume(volume, scope);
     return done;
   }
 
@@ -83,7 +83,8 @@ export function createDeleting(parts: ControllerContext): Controller {
     return all.flatMap((one) => (one.metadata.uid === volume.metadata.uid ? [] : (one.metadata.name ?? '')));
   }
 
-  const persistentVolumesWith = (handle: string): readonly PersistentVolume[] => caches.volumes.by('handle', handle);
+  const persistentVolumesWith = (handle: string): readonly PersistentVolume[] =>
+    caches.volumes.byIndex('handle', handle);
 
   /** Labels the volume as retained, so that the controllers of orphans ignore it. Until then the PersistentVolume stays. */
   async function retainVolume(volume: PersistentVolume, provisioner: Provisioner, scope: Scope): Promise<void> {
@@ -94,18 +95,18 @@ export function createDeleting(parts: ControllerContext): Controller {
       // An agent may not know a new store yet, so `store-unknown` is final only if the Store object is gone.
       const isStoreGone =
         reason === 'store-unknown' && caches.stores.get(handleAndStoreOf(volume).store ?? '') === undefined;
-      if (!isStoreGone && !cannotBeLabelled.has(reason)) throw error;
+      if (!isStoreGone && !finalLabelFailures.has(reason)) throw error;
       scope.log.warn('a retained volume could not be labelled', { error });
     }
   }
 
   /** Removes the finalizer before the deletion: other controllers also change an object that is being deleted. */
-  async function release({ metadata }: PersistentVolume, { signal }: Scope): Promise<void> {
+  async function deletePersistentVolume({ metadata }: PersistentVolume, { signal }: Scope): Promise<void> {
     const { name = '', uid = '', resourceVersion = '', deletionTimestamp, finalizers = [] } = metadata;
     if (finalizers.includes(volumeFinalizer)) {
-      const left = finalizers.filter((one) => one !== volumeFinalizer);
+      const remaining = finalizers.filter((one) => one !== volumeFinalizer);
       // With the resourceVersion that was read, so that finalizers added by others are kept.
-      const body = { metadata: { uid, resourceVersion, finalizers: left } };
+      const body = { metadata: { uid, resourceVersion, finalizers: remaining } };
       await ignoreNotFound(client.patch(persistentVolumes, { name }, { kind: 'merge', body }, signal));
     }
     if (deletionTimestamp === undefined)
@@ -117,18 +118,18 @@ export function createDeleting(parts: ControllerContext): Controller {
     clock,
     reconcile,
     workers: 32,
-    perGroup: 16,
+    workersPerGroup: 16,
     maxRetryMs: 60_000,
     groupOf: (key) => caches.volumes.get(key)?.spec.csi?.volumeAttributes?.['store'] ?? '',
     onFailure: (key, error) => {
       const volume = caches.volumes.get(key);
-      const about = { reason: 'VolumeFailedDelete', action: 'Delete' };
-      if (volume !== undefined) reportFailure(events, volumeReference(volume), about, error);
+      const failureEvent = { reason: 'VolumeFailedDelete', action: 'Delete' };
+      if (volume !== undefined) reportFailure(events, volumeReference(volume), failureEvent, error);
     },
   });
   /** Most PersistentVolumes are bound and need no reconcile. */
   const keyIfUnclaimed = (volume: PersistentVolume | undefined): readonly string[] =>
-    volume === undefined || fateOf(volume) === undefined ? [] : [volume.metadata.name ?? ''];
+    volume === undefined || actionFor(volume) === undefined ? [] : [volume.metadata.name ?? ''];
   controller.follow(caches.volumes, keyIfUnclaimed);
   // Wait for these caches: the controller has to know which nodes and stores are gone.
   controller.follow(caches.nodes, () => []);
@@ -140,9 +141,9 @@ export function createDeleting(parts: ControllerContext): Controller {
 
 /** On stores of nodes a name is unique only within a node. A PersistentVolume without a known node may mean any node. */
 function mayBeOnSameNode(one: PersistentVolume, other: PersistentVolume): boolean {
-  const [mine, theirs] = [topologiesOf(one), topologiesOf(other)];
-  const isOnNodes = driverNamed(one.spec.csi?.driver)?.topology === 'node' && mine.length > 0 && theirs.length > 0;
-  return !isOnNodes || mine.some((node) => theirs.includes(node));
+  const [nodes, otherNodes] = [topologiesOf(one), topologiesOf(other)];
+  const isOnNodes = driverNamed(one.spec.csi?.driver)?.topology === 'node' && nodes.length > 0 && otherNodes.length > 0;
+  return !isOnNodes || nodes.some((node) => otherNodes.includes(node));
 }
 
 /** A node releases the volume shortly after its last pod has ended, without notifying the controller: `busy` causes a retry. */

@@ -36,7 +36,7 @@ export const topologiesOf = ({ spec }: Pick<PersistentVolume, 'spec'>): readonly
 export const persistentVolumesOf = (
   { volumes }: Pick<Caches, 'volumes'>,
   volume: Pick<Volume, 'id' | 'store' | 'name'>,
-): readonly PersistentVolume[] => handlesOf(volume).flatMap((handle) => volumes.by('handle', handle));
+): readonly PersistentVolume[] => handlesOf(volume).flatMap((handle) => volumes.byIndex('handle', handle));
 
 /** Whether any PersistentVolume refers to the volume, by any of its handles. */
 export type HasPersistentVolume = (
@@ -53,18 +53,18 @@ export function createHasPersistentVolume(
   caches: Pick<Caches, 'volumes'>,
 ): HasPersistentVolume {
   let handles: ReadonlySet<string> = new Set();
-  let ending: AbortSignal;
-  const read = coalesced(async () => {
+  let listSignal: AbortSignal;
+  const listHandles = coalesced(async () => {
     const all = new Set<string>();
-    for await (const { items } of client.list(persistentVolumes, {}, ending))
+    for await (const { items } of client.list(persistentVolumes, {}, listSignal))
       for (const { spec } of items) if (spec.csi !== undefined) all.add(spec.csi.volumeHandle);
     handles = all;
   });
   return async (volume, signal) => {
     if (persistentVolumesOf(caches, volume).length > 0) return true;
     // All callers pass the signal of the process, so the shared list can use any of them.
-    ending = signal;
-    await read();
+    listSignal = signal;
+    await listHandles();
     return handlesOf(volume).some((handle) => handles.has(handle));
   };
 }

@@ -13,19 +13,19 @@ import { storeObjects } from './store-object.ts';
 import { createStoresController } from './stores.ts';
 import { nodesNotReported, nodesToKeep } from './unhealthy-nodes.ts';
 
-const it = controllerFixture();
-const podsAt = '/api/v1/namespaces/shop/pods';
+const fixture = controllerFixture();
+const podsPath = '/api/v1/namespaces/shop/pods';
 const volume = 'sv1-00000000-0000-4000-8000-000000000001';
 const uidOf = (pod: string): string => `00000000-0000-4000-8000-${Buffer.from(pod.padEnd(6)).toString('hex')}`;
 let agents: FakeAgents;
 let mountProblems: MountProblems;
 let health: Controller;
-/** What each node's agent says. */
+/** The problems that each node's agent reports. */
 let problems: Map<string, object[]>;
 let evicted: string[];
 /** The clock of the controller that evicts pods. */
-let now: number;
-let refusal: number | undefined;
+let evictionClockMs: number;
+let evictionStatus: number | undefined;
 
 const problem = (pod: string, more: object = {}): object => ({
   volume,
@@ -42,7 +42,7 @@ const repaired = (pod: string, at = '2026-01-01T12:00:00.500Z'): object =>
 
 function putPod(name: string, node = 'node-1', startedAt = '2026-01-01T11:00:00Z', metadata: object = {}): void {
   const owner = { apiVersion: 'apps/v1', kind: 'ReplicaSet', name: 'web', uid: 'x', controller: true };
-  it.api.put(podsAt, {
+  fixture.api.put(podsPath, {
     metadata: { name, uid: uidOf(name), ownerReferences: [owner], ...metadata },
     spec: {
       nodeName: node,
@@ -59,42 +59,48 @@ function putPod(name: string, node = 'node-1', startedAt = '2026-01-01T11:00:00Z
   });
 }
 
-const say = (node: string, ...all: object[]): void => {
+const setProblems = (node: string, ...all: object[]): void => {
   problems.set(node, all);
   agents.connect(node, () => ({ items: problems.get(node), next: null }));
 };
 const condition = async (): Promise<Condition | undefined> =>
-  (await it.list(claims))[0]?.status?.conditions?.find(({ type }) => type === 'stowage.dev/Healthy');
+  (await fixture.list(claims))[0]?.status?.conditions?.find(({ type }) => type === 'stowage.dev/Healthy');
 const eventsOn = async (kind: string): Promise<readonly string[]> =>
-  (await it.list(events))
+  (await fixture.list(events))
     .filter(({ regarding }) => regarding.kind === kind)
     .map(({ regarding, type, reason, note }) => `${regarding.name} ${type} ${reason}: ${note}`);
 
 /** Starts the controllers, with timers that are 500 times faster. */
 function start(): void {
-  const { clock } = it.parts;
-  const quick = { ...clock, after: (ms: number, then: () => void) => clock.after(ms / 500, then) };
-  mountProblems = it.start((parts) => createMountProblems({ ...parts, agents, clock: quick }));
-  const restarts = it.start((parts) => createRestarts({ ...parts, clock: { ...quick, elapsed: () => now } }));
-  health = it.start((parts) => createHealth({ ...parts, mountProblems, restarts, clock: quick }));
+  const { clock } = fixture.parts;
+  const fastClock = { ...clock, after: (ms: number, then: () => void) => clock.after(ms / 500, then) };
+  mountProblems = fixture.start((parts) => createMountProblems({ ...parts, agents, clock: fastClock }));
+  const restarts = fixture.start((parts) =>
+    createRestarts({ ...parts, clock: { ...fastClock, elapsed: () => evictionClockMs } }),
+  );
+  health = fixture.start((parts) => createHealth({ ...parts, mountProblems, restarts, clock: fastClock }));
 }
 
 beforeEach(() => {
   agents = createFakeAgents();
-  [problems, evicted, now, refusal] = [new Map(), [], 0, undefined];
+  [problems, evicted, evictionClockMs, evictionStatus] = [new Map(), [], 0, undefined];
   const csi = { driver: 'file.stowage.dev', volumeHandle: volume };
   const claimRef = { namespace: 'shop', name: 'data', uid: 'uid-of-data' };
-  it.api.put(paths.volumes, { metadata: { name: 'pvc-1' }, spec: { csi, claimRef } });
-  it.api.put(paths.claims, { ...aClaim('data', { volumeName: 'pvc-1' }), status: { phase: 'Bound' } });
-  for (const name of ['node-1', 'node-2']) it.api.put(paths.nodes, { metadata: { name } });
-  it.api.intercept = ({ method, url = '' }, response, body) => {
+  fixture.api.put(paths.volumes, { metadata: { name: 'pvc-1' }, spec: { csi, claimRef } });
+  fixture.api.put(paths.claims, { ...aClaim('data', { volumeName: 'pvc-1' }), status: { phase: 'Bound' } });
+  for (const name of ['node-1', 'node-2']) fixture.api.put(paths.nodes, { metadata: { name } });
+  fixture.api.intercept = ({ method, url = '' }, response, body) => {
     if (method !== 'POST' || !url.endsWith('/eviction')) return false;
-    if (refusal !== undefined)
-      it.api.refuse(response, refusal, { 403: 'Forbidden', 429: 'TooManyRequests' }[refusal] ?? 'Conflict');
+    if (evictionStatus !== undefined)
+      fixture.api.refuse(
+        response,
+        evictionStatus,
+        { 403: 'Forbidden', 429: 'TooManyRequests' }[evictionStatus] ?? 'Conflict',
+      );
     else {
       const { apiVersion, deleteOptions } = JSON.parse(body);
       evicted.push(`${apiVersion} ${url.split('/').at(-2)} ${deleteOptions.preconditions.uid}`);
-      it.api.remove(podsAt, url.split('/').at(-2) ?? '');
+      fixture.api.remove(podsPath, url.split('/').at(-2) ?? '');
       response.writeHead(201, { 'content-type': 'application/json' }).end('{}');
     }
     return true;
@@ -105,15 +111,15 @@ test.each([
   ['its id', volume],
   ['store and name', 'silver..a'],
 ])(
-  'a claim and its pods get one Event when their volume, known by %s, becomes unhealthy, and one when it is healthy again',
+  'a claim and its pod get one Event when their volume, with the handle %s, becomes unhealthy, and one when it is healthy again',
   async (_, volumeHandle) => {
     const csi = { driver: 'file.stowage.dev', volumeHandle };
     const claimRef = { namespace: 'shop', name: 'data', uid: 'uid-of-data' };
-    it.api.put(paths.volumes, { metadata: { name: 'pvc-1' }, spec: { csi, claimRef } });
+    fixture.api.put(paths.volumes, { metadata: { name: 'pvc-1' }, spec: { csi, claimRef } });
     putPod('web');
     start();
-    say('node-1', problem('web'));
-    say('node-2');
+    setProblems('node-1', problem('web'));
+    setProblems('node-2');
     await eventually(condition).toMatchObject({ status: 'False', reason: 'StoreSilent' });
     const message =
       "On node-1: the server of store 'silver' does not answer. Reads and writes wait until this is fixed. Ask the administrator to check the store: kubectl get stores";
@@ -142,11 +148,11 @@ test.each([
 test('a problem in only one answer of an agent is not reported', async () => {
   putPod('web');
   start();
-  let asked = 0;
-  agents.connect('node-1', () => ({ items: asked++ % 2 === 0 ? [problem('web')] : [] }));
-  await eventually(() => asked).toBeGreaterThan(8);
+  let pollCount = 0;
+  agents.connect('node-1', () => ({ items: pollCount++ % 2 === 0 ? [problem('web')] : [] }));
+  await eventually(() => pollCount).toBeGreaterThan(8);
   expect(await condition()).toBeUndefined();
-  expect(it.changes()).toEqual([]);
+  expect(fixture.changes()).toEqual([]);
 });
 
 test.each<[string, () => void]>([
@@ -158,42 +164,45 @@ test.each<[string, () => void]>([
     'has no such claim',
     () => {
       putPod('web');
-      it.api.put(podsAt, { metadata: { name: 'web', uid: uidOf('web') }, spec: { nodeName: 'node-1', volumes: [] } });
+      fixture.api.put(podsPath, {
+        metadata: { name: 'web', uid: uidOf('web') },
+        spec: { nodeName: 'node-1', volumes: [] },
+      });
     },
   ],
-])('a problem of a pod that %s is not reported', async (_, make) => {
-  make();
+])('a problem of a pod that %s is not reported', async (_, prepare) => {
+  prepare();
   start();
-  say('node-1', problem('web'));
+  setProblems('node-1', problem('web'));
   await eventually(() => health.counts().again).toBeGreaterThan(1);
   expect(await condition()).toBeUndefined();
-  expect(it.changes()).toEqual([]);
+  expect(fixture.changes()).toEqual([]);
 });
 
 const unhealthy: Condition = { type: 'stowage.dev/Healthy', status: 'False', reason: 'StoreSilent', message: 'x' };
 const annotation = 'stowage.dev/unhealthy-nodes';
 const markUnhealthy = (nodes: string | undefined): void => {
   const status = { phase: 'Bound', conditions: [{ type: 'Resizing', status: 'True' }, unhealthy] };
-  it.api.put(paths.claims, {
+  fixture.api.put(paths.claims, {
     ...aClaim('data', { volumeName: 'pvc-1' }, { annotations: { mine: 'x', ...(nodes && { [annotation]: nodes }) } }),
     status,
   });
 };
 /** The unhealthy nodes in the annotation, as the next leader reads them. */
 const unhealthyNodes = async (): Promise<string | undefined> =>
-  (await it.list(claims))[0]?.metadata.annotations?.[annotation];
+  (await fixture.list(claims))[0]?.metadata.annotations?.[annotation];
 
 test('a claim that an earlier leader marked unhealthy becomes healthy only when the agents of its nodes have reported, or the nodes are deleted', async () => {
   markUnhealthy('node-1 node-2');
   start();
-  say('node-1');
+  setProblems('node-1');
   await eventually(() => agents.requests.length).toBeGreaterThan(3);
   await eventually(() => health.counts().again).toBeGreaterThan(1);
   expect(await condition()).toMatchObject({ status: 'False' });
-  it.api.remove(paths.nodes, 'node-2');
+  fixture.api.remove(paths.nodes, 'node-2');
   await eventually(condition).toMatchObject({ status: 'True' });
   // The conditions of other controllers stay.
-  expect((await it.list(claims))[0]).toMatchObject({
+  expect((await fixture.list(claims))[0]).toMatchObject({
     metadata: { annotations: { mine: 'x' } },
     status: { conditions: expect.arrayContaining([{ type: 'Resizing', status: 'True' }]) },
   });
@@ -202,28 +211,28 @@ test('a claim that an earlier leader marked unhealthy becomes healthy only when 
 
 const nodeNames = (count: number): string[] => Array.from({ length: count }, (_, i) => `node-${i + 1}`);
 
-const podOn = (node: string): string => node.replace('node-', 'on');
+const podNameOn = (node: string): string => node.replace('node-', 'on');
 
 /** Creates a pod with the claim on each node. */
 function putNodes(nodes: readonly string[]): void {
   for (const name of nodes) {
-    it.api.put(paths.nodes, { metadata: { name } });
-    putPod(podOn(name), name);
+    fixture.api.put(paths.nodes, { metadata: { name } });
+    putPod(podNameOn(name), name);
   }
 }
 
 /** Another process becomes the leader. The agents of these nodes reconnect to it, and report no problems. */
 async function changeLeader(connected: readonly string[]): Promise<void> {
-  await it.stepDown();
-  for (const node of agents.nodes()) agents.lose(node);
+  await fixture.stepDown();
+  for (const node of agents.nodes()) agents.disconnect(node);
   start();
-  for (const node of connected) say(node);
+  for (const node of connected) setProblems(node);
   await eventually(() => connected.every((node) => mountProblems.isConfirmed(node))).toBe(true);
-  await reconciledAgain();
+  await reconcileAgain();
 }
 
 /** Reconciles once more with the current state of the nodes, and waits for the end. */
-async function reconciledAgain(): Promise<void> {
+async function reconcileAgain(): Promise<void> {
   const count = (): number => health.counts().again + health.counts().done;
   const before = count();
   health.add(volume);
@@ -232,18 +241,18 @@ async function reconciledAgain(): Promise<void> {
 
 /** A kubelet labels its node when the agent registers. */
 const putNode = (name: string): void => {
-  it.api.put(paths.nodes, { metadata: { name, labels: { [nodeTopologyKey]: name } } });
+  fixture.api.put(paths.nodes, { metadata: { name, labels: { [nodeTopologyKey]: name } } });
 };
 
 test('a claim that an earlier version marked unhealthy, without its nodes, becomes healthy when every agent has reported', async () => {
   for (const name of ['node-1', 'node-2']) putNode(name);
   markUnhealthy(undefined);
   start();
-  say('node-1');
+  setProblems('node-1');
   await eventually(() => mountProblems.isConfirmed('node-1')).toBe(true);
-  await reconciledAgain();
+  await reconcileAgain();
   expect(await condition()).toMatchObject({ status: 'False' });
-  say('node-2');
+  setProblems('node-2');
   await eventually(condition).toMatchObject({ status: 'True' });
 });
 
@@ -251,64 +260,68 @@ test('a claim with more unhealthy nodes than its message names becomes healthy w
   const nodes = nodeNames(12);
   putNodes(nodes);
   start();
-  for (const node of nodes) say(node, problem(podOn(node)));
-  const shown = [...nodes].sort().slice(0, 10);
-  await eventually(async () => (await condition())?.message ?? '').toContain(`On ${shown.join(', ')} and 2 more: `);
-  await changeLeader(shown);
+  for (const node of nodes) setProblems(node, problem(podNameOn(node)));
+  const namedNodes = [...nodes].sort().slice(0, 10);
+  await eventually(async () => (await condition())?.message ?? '').toContain(
+    `On ${namedNodes.join(', ')} and 2 more: `,
+  );
+  await changeLeader(namedNodes);
   expect(await condition()).toMatchObject({ status: 'False' });
-  for (const node of nodes) say(node);
+  for (const node of nodes) setProblems(node);
   await eventually(condition).toMatchObject({ status: 'True' });
 });
 
-test('a claim stays unhealthy while a node is away that had a lesser problem than the one in its message', async () => {
+test('a claim stays unhealthy while the agent of a node is disconnected that had a less severe problem than the one in the message', async () => {
   putNodes(nodeNames(2));
   start();
-  say('node-1', problem('on1', { condition: 'dead', detail: 'x' }));
-  say('node-2', problem('on2'));
+  setProblems('node-1', problem('on1', { condition: 'dead', detail: 'x' }));
+  setProblems('node-2', problem('on2'));
   await eventually(condition).toMatchObject({ status: 'False', reason: 'MountDead' });
   await eventually(unhealthyNodes).toBe('node-1 node-2');
   await changeLeader(['node-1']);
   expect(await condition()).toMatchObject({ status: 'False' });
-  say('node-2');
+  setProblems('node-2');
   await eventually(condition).toMatchObject({ status: 'True' });
 });
 
 test('a leader that gets the report of another node first keeps the nodes that have not reported yet', async () => {
   putNodes(nodeNames(2));
   start();
-  say('node-2', problem('on2'));
+  setProblems('node-2', problem('on2'));
   await eventually(condition).toMatchObject({ status: 'False' });
-  await it.stepDown();
-  agents.lose('node-2');
+  await fixture.stepDown();
+  agents.disconnect('node-2');
   start();
-  say('node-1', problem('on1', { condition: 'dead', detail: 'x' }));
+  setProblems('node-1', problem('on1', { condition: 'dead', detail: 'x' }));
   await eventually(condition).toMatchObject({ reason: 'MountDead' });
-  say('node-1');
-  await eventually(() => mountProblems.isConfirmed('node-1') && mountProblems.of(volume).length === 0).toBe(true);
-  await reconciledAgain();
+  setProblems('node-1');
+  await eventually(() => mountProblems.isConfirmed('node-1') && mountProblems.problemsOf(volume).length === 0).toBe(
+    true,
+  );
+  await reconcileAgain();
   expect(await condition()).toMatchObject({ status: 'False' });
-  say('node-2');
+  setProblems('node-2');
   await eventually(condition).toMatchObject({ status: 'True' });
 });
 
 test('a claim with more unhealthy nodes than fit in its annotation needs the reports of all nodes with agents', async () => {
   const nodes = nodeNames(501);
   for (const name of nodes) putNode(name);
-  it.api.put(paths.nodes, { metadata: { name: 'without-an-agent' } });
-  const known = { mountProblems: { isConfirmed: (node: string) => node !== 'node-7' }, caches: it.caches };
+  fixture.api.put(paths.nodes, { metadata: { name: 'without-an-agent' } });
+  const known = { mountProblems: { isConfirmed: (node: string) => node !== 'node-7' }, caches: fixture.caches };
   start();
-  await eventually(() => [...it.caches.nodes.all()].length).toBe(502);
+  await eventually(() => [...fixture.caches.nodes.all()].length).toBe(502);
   expect(nodesToKeep(nodes, [], known)).toEqual(['*']);
   expect(nodesNotReported(['*'], known)).toEqual(['node-7']);
   expect(nodesToKeep(['node-1'], ['*'], known)).toEqual(['node-1', 'node-7']);
 });
 
-test('the last report of an agent stays when its connection is lost', async () => {
+test('the last report of an agent stays valid when its connection is lost', async () => {
   putPod('web');
   start();
-  say('node-1', problem('web'));
+  setProblems('node-1', problem('web'));
   await eventually(condition).toMatchObject({ status: 'False' });
-  agents.lose('node-1');
+  agents.disconnect('node-1');
   await eventually(() => health.counts().again).toBeGreaterThan(3);
   expect(await condition()).toMatchObject({ status: 'False' });
 });
@@ -317,82 +330,82 @@ test('a remounted volume is unhealthy for containers that started before, until 
   putPod('old');
   putPod('new', 'node-1', '2026-01-01T12:00:01Z');
   start();
-  say('node-1', repaired('old'), repaired('new'));
+  setProblems('node-1', repaired('old'), repaired('new'));
   await eventually(condition).toMatchObject({ status: 'False', reason: 'RestartNeeded' });
   await eventually(async () => (await eventsOn('Pod')).join()).toContain('Restart the pod. With the annotation');
   expect((await eventsOn('Pod')).every((one) => one.startsWith('old '))).toBe(true);
-  // Its container is.
+  // The container has restarted.
   putPod('old', 'node-1', '2026-01-01T12:00:02Z');
   await eventually(condition).toMatchObject({ status: 'True' });
   expect(evicted).toEqual([]);
 });
 
-const optIn = (value: string): void => {
+const setRestartAnnotation = (value: string): void => {
   const annotations = { 'stowage.dev/restart-consumers': value };
   const claim = aClaim('data', { volumeName: 'pvc-1' }, { annotations });
-  it.api.put(paths.claims, { ...claim, status: { phase: 'Bound' } });
+  fixture.api.put(paths.claims, { ...claim, status: { phase: 'Bound' } });
 };
 
-test('pods that only a restart helps are evicted one after the other if the claim has the annotation', async () => {
-  optIn('true');
+test('pods that only a restart helps are evicted, with a pause in between, if the claim has the annotation', async () => {
+  setRestartAnnotation('true');
   for (const pod of ['one', 'two', 'well']) putPod(pod);
   putPod('alone', 'node-1', undefined, { ownerReferences: [] });
   putPod('static', 'node-1', undefined, {
     ownerReferences: [{ apiVersion: 'v1', kind: 'Node', name: 'node-1', uid: 'x', controller: true }],
   });
   start();
-  say('node-1', repaired('one'), repaired('two'), repaired('alone'), repaired('static'), problem('well'));
+  setProblems('node-1', repaired('one'), repaired('two'), repaired('alone'), repaired('static'), problem('well'));
   await eventually(() => evicted).toHaveLength(1);
-  const looked = async (): Promise<void> => {
+  const waitForPolls = async (): Promise<void> => {
     const { length } = agents.requests;
     await eventually(() => agents.requests.length).toBeGreaterThan(length + 3);
   };
-  await looked();
+  await waitForPolls();
   expect(evicted).toHaveLength(1);
-  now += 5_000;
+  evictionClockMs += 5_000;
   await eventually(() => evicted.toSorted()).toEqual([
     `policy/v1 one ${uidOf('one')}`,
     `policy/v1 two ${uidOf('two')}`,
   ]);
-  await eventually(() => it.notes('RestartedForVolume')).toHaveLength(2);
-  now += 5_000;
-  await looked();
+  await eventually(() => fixture.notes('RestartedForVolume')).toHaveLength(2);
+  evictionClockMs += 5_000;
+  await waitForPolls();
   expect(evicted).toHaveLength(2);
 });
 
 test.each(['false', ''])('no pod is evicted if the annotation is “%s”', async (value) => {
-  optIn(value);
+  setRestartAnnotation(value);
   putPod('one');
   start();
-  say('node-1', repaired('one'));
+  setProblems('node-1', repaired('one'));
   await eventually(condition).toMatchObject({ status: 'False' });
   await eventually(() => health.counts().again).toBeGreaterThan(2);
   expect(evicted).toEqual([]);
 });
 
 test('an eviction that a disruption budget forbids is retried', async () => {
-  optIn('true');
+  setRestartAnnotation('true');
   putPod('one');
-  refusal = 429;
+  evictionStatus = 429;
   start();
-  say('node-1', repaired('one'));
+  setProblems('node-1', repaired('one'));
   await eventually(() => {
-    now += 5_000;
-    return it.api.requests.filter((one) => one.endsWith('/eviction')).length;
+    evictionClockMs += 5_000;
+    return fixture.api.requests.filter((one) => one.endsWith('/eviction')).length;
   }).toBeGreaterThan(1);
-  refusal = undefined;
+  evictionStatus = undefined;
   await eventually(() => {
-    now += 5_000;
+    evictionClockMs += 5_000;
     return evicted;
   }).toHaveLength(1);
 });
 
-test('a pod that the controller may not evict gets an Event that says so', async () => {
-  optIn('true');
+test('a pod that the controller may not evict gets an Event about that', async () => {
+  setRestartAnnotation('true');
   putPod('one');
-  refusal = 403;
+  evictionStatus = 403;
   start();
-  say('node-1', repaired('one'));
+  setProblems('node-1', repaired('one'));
   await eventually(async () => (await eventsOn('Pod')).join()).toContain(
     "one Warning RestartForbidden: Not evicted, although the mount of claim 'data' was lost and remounted: Stowage may not evict pods in this namespace. Restart the pod yourself.",
   );
@@ -400,19 +413,19 @@ test('a pod that the controller may not evict gets an Event that says so', async
 });
 
 test('a pod that was restarted before its disruption budget allowed the eviction is not evicted', async () => {
-  optIn('true');
+  setRestartAnnotation('true');
   putPod('one');
-  refusal = 429;
+  evictionStatus = 429;
   start();
-  say('node-1', repaired('one'));
-  const tries = () => it.api.requests.filter((one) => one.endsWith('/eviction')).length;
-  await eventually(tries).toBeGreaterThan(0);
+  setProblems('node-1', repaired('one'));
+  const evictionCount = () => fixture.api.requests.filter((one) => one.endsWith('/eviction')).length;
+  await eventually(evictionCount).toBeGreaterThan(0);
   putPod('one', 'node-1', '2026-01-01T12:00:05Z');
   await eventually(condition).toMatchObject({ status: 'True' });
-  refusal = undefined;
+  evictionStatus = undefined;
   const { length } = agents.requests;
   await eventually(() => {
-    now += 5_000;
+    evictionClockMs += 5_000;
     return agents.requests.length;
   }).toBeGreaterThan(length + 8);
   expect(evicted).toEqual([]);
@@ -421,13 +434,13 @@ test('a pod that was restarted before its disruption budget allowed the eviction
 test('problems of a block device and of an ephemeral volume are reported on their pods', async () => {
   putPod('block');
   const target = `/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/publish/pvc-1/${uidOf('block')}`;
-  const inline = 'sv1-00000000-0000-4000-8000-000000000002';
-  it.api.put(podsAt, {
+  const ephemeralId = 'sv1-00000000-0000-4000-8000-000000000002';
+  fixture.api.put(podsPath, {
     metadata: { name: 'inline', uid: uidOf('inline') },
     spec: { nodeName: 'node-1', volumes: [{ name: 'scratch', csi: { driver: 'file.stowage.dev' } }] },
   });
   start();
-  say('node-1', problem('block', { target }), problem('inline', { volume: inline }));
+  setProblems('node-1', problem('block', { target }), problem('inline', { volume: ephemeralId }));
   await eventually(async () => (await eventsOn('Pod')).map((one) => one.split(':')[0]).toSorted()).toEqual([
     'block Warning VolumeConditionAbnormal',
     'inline Warning VolumeConditionAbnormal',
@@ -436,36 +449,40 @@ test('problems of a block device and of an ephemeral volume are reported on thei
 });
 
 test('a store has a condition for its mounts on nodes, and keeps it while the health is unknown', async () => {
-  const said = { type: 'MountsHealthy', status: 'False', reason: 'MountDead', message: 'On node-1: before.' };
-  const spec = { uri: it.place('gold') };
-  it.api.put(paths.stores, {
+  const recorded = { type: 'MountsHealthy', status: 'False', reason: 'MountDead', message: 'On node-1: before.' };
+  const spec = { uri: fixture.newStoreUri('gold') };
+  fixture.api.put(paths.stores, {
     metadata: { name: 'gold' },
     spec,
-    status: { conditions: [said], unhealthyNodes: ['node-1'] },
+    status: { conditions: [recorded], unhealthyNodes: ['node-1'] },
   });
   const mounts = async (): Promise<Condition | undefined> =>
-    (await it.list(storeObjects))[0]?.status?.conditions?.find(({ type }) => type === 'MountsHealthy');
+    (await fixture.list(storeObjects))[0]?.status?.conditions?.find(({ type }) => type === 'MountsHealthy');
   start();
-  const storeHealth = createStoreHealth({ ...it.parts, mountProblems });
+  const storeHealth = createStoreHealth({ ...fixture.parts, mountProblems });
   const nodeStores = { all: () => [], onChange: () => undefined };
-  const stores = it.start((parts) => createStoresController({ ...parts, nodeStores, storeHealth }));
+  const stores = fixture.start((parts) => createStoresController({ ...parts, nodeStores, storeHealth }));
   await eventually(() => stores.counts().again).toBeGreaterThan(0);
-  expect(await mounts()).toEqual(said);
-  say('node-2');
+  expect(await mounts()).toEqual(recorded);
+  setProblems('node-2');
   await eventually(() => mountProblems.isConfirmed('node-2')).toBe(true);
   const { again } = stores.counts();
   stores.add('gold');
   await eventually(() => stores.counts().again).toBeGreaterThan(again);
-  expect(await mounts()).toEqual(said);
-  say('node-1', problem('web', { name: 'gold/a' }), problem('api', { name: 'gold/b', condition: 'dead', detail: 'y' }));
+  expect(await mounts()).toEqual(recorded);
+  setProblems(
+    'node-1',
+    problem('web', { name: 'gold/a' }),
+    problem('api', { name: 'gold/b', condition: 'dead', detail: 'y' }),
+  );
   const message = 'On node-1: y. For details: kubectl stowage mounts, and the log of the agent of that node.';
   await eventually(mounts).toMatchObject({ status: 'False', reason: 'MountDead', message });
-  say('node-1', repaired('web'));
+  setProblems('node-1', repaired('web'));
   await eventually(() => mountProblems.isConfirmed('node-1')).toBe(true);
   stores.add('gold');
   await eventually(mounts).toMatchObject({ status: 'True', reason: 'Well' });
   await eventually(() => eventsOn('Store')).toEqual(['gold Normal StoreWell: MountsHealthy: healthy again.']);
-  say('node-1', problem('web', { name: 'gold/a', detail: 'z' }));
+  setProblems('node-1', problem('web', { name: 'gold/a', detail: 'z' }));
   await eventually(mounts).toMatchObject({ status: 'False', reason: 'StoreSilent' });
   await eventually(async () => (await eventsOn('Store')).join()).toContain(
     'gold Warning StoreIll: MountsHealthy: On node-1: z.',
@@ -474,45 +491,45 @@ test('a store has a condition for its mounts on nodes, and keeps it while the he
 
 test('a store with more unhealthy nodes than its message names becomes healthy when all of them have reported to the next leader', async () => {
   const nodes = nodeNames(12);
-  for (const name of nodes) it.api.put(paths.nodes, { metadata: { name } });
-  it.api.put(paths.stores, { metadata: { name: 'gold' }, spec: { uri: it.place('gold') } });
+  for (const name of nodes) fixture.api.put(paths.nodes, { metadata: { name } });
+  fixture.api.put(paths.stores, { metadata: { name: 'gold' }, spec: { uri: fixture.newStoreUri('gold') } });
   const mounts = async (): Promise<Condition | undefined> =>
-    (await it.list(storeObjects))[0]?.status?.conditions?.find(({ type }) => type === 'MountsHealthy');
+    (await fixture.list(storeObjects))[0]?.status?.conditions?.find(({ type }) => type === 'MountsHealthy');
   const startStores = (): Controller => {
     start();
-    const storeHealth = createStoreHealth({ ...it.parts, mountProblems });
+    const storeHealth = createStoreHealth({ ...fixture.parts, mountProblems });
     const nodeStores = { all: () => [], onChange: () => undefined };
-    return it.start((parts) => createStoresController({ ...parts, nodeStores, storeHealth }));
+    return fixture.start((parts) => createStoresController({ ...parts, nodeStores, storeHealth }));
   };
   startStores();
-  for (const node of nodes) say(node, problem(podOn(node), { name: 'gold/a' }));
+  for (const node of nodes) setProblems(node, problem(podNameOn(node), { name: 'gold/a' }));
   await eventually(async () => (await mounts())?.message ?? '').toContain(' and 2 more: ');
-  await it.stepDown();
-  const shown = [...nodes].sort().slice(0, 10);
-  for (const node of nodes) agents.lose(node);
-  const next = startStores();
-  for (const node of shown) say(node);
-  await eventually(() => shown.every((node) => mountProblems.isConfirmed(node))).toBe(true);
-  const { again } = next.counts();
-  next.add('gold');
-  await eventually(() => next.counts().again).toBeGreaterThan(again);
+  await fixture.stepDown();
+  const namedNodes = [...nodes].sort().slice(0, 10);
+  for (const node of nodes) agents.disconnect(node);
+  const nextLeader = startStores();
+  for (const node of namedNodes) setProblems(node);
+  await eventually(() => namedNodes.every((node) => mountProblems.isConfirmed(node))).toBe(true);
+  const { again } = nextLeader.counts();
+  nextLeader.add('gold');
+  await eventually(() => nextLeader.counts().again).toBeGreaterThan(again);
   expect(await mounts()).toMatchObject({ status: 'False' });
-  for (const node of nodes) say(node);
+  for (const node of nodes) setProblems(node);
   await eventually(() => nodes.every((node) => mountProblems.isConfirmed(node))).toBe(true);
-  next.add('gold');
+  nextLeader.add('gold');
   await eventually(mounts).toMatchObject({ status: 'True' });
-  expect((await it.list(storeObjects))[0]?.status?.unhealthyNodes).toBeUndefined();
+  expect((await fixture.list(storeObjects))[0]?.status?.unhealthyNodes).toBeUndefined();
 });
 
 test('each condition of a store gets its own Event, also if several change at the same moment', async () => {
   start();
-  createStoreHealth({ ...it.parts, mountProblems });
+  createStoreHealth({ ...fixture.parts, mountProblems });
   const put = (status: string): void => {
     const conditions = ['Ready', 'MountsHealthy'].map((type) => ({ type, status, reason: 'x', message: `${type} x` }));
-    it.api.put(paths.stores, { metadata: { name: 'gold' }, spec: { uri: 'x' }, status: { conditions } });
+    fixture.api.put(paths.stores, { metadata: { name: 'gold' }, spec: { uri: 'x' }, status: { conditions } });
   };
   put('True');
-  await eventually(() => it.caches.stores.get('gold')).toBeDefined();
+  await eventually(() => fixture.caches.stores.get('gold')).toBeDefined();
   put('False');
   await eventually(async () => (await eventsOn('Store')).toSorted()).toEqual([
     'gold Warning StoreIll: MountsHealthy: MountsHealthy x',
@@ -523,7 +540,7 @@ test('each condition of a store gets its own Event, also if several change at th
 test('malformed problems in the answer of an agent are ignored', async () => {
   putPod('web');
   start();
-  const nonsense = [
+  const malformedItems = [
     null,
     1,
     {},
@@ -531,7 +548,7 @@ test('malformed problems in the answer of an agent are ignored', async () => {
     problem('web', { volume: '../x' }),
     problem('web', { condition: 'fine' }),
   ];
-  for (const [index, items] of [nonsense, 'x', undefined].entries()) {
+  for (const [index, items] of [malformedItems, 'x', undefined].entries()) {
     agents.connect('node-1', () => ({ items }));
     await eventually(() => agents.requests.length).toBeGreaterThan(3 * (index + 1));
   }

@@ -5,14 +5,14 @@ import { type AffectedPod, createPodReader } from './affected-pods.ts';
 import { createClaimHealth, isMarkedUnhealthy } from './claim-health.ts';
 import type { ControllerContext } from './controller-context.ts';
 import { type Controller, createController } from './machinery/controller.ts';
-import { type Again, again, type Done, done } from './machinery/outcome.ts';
+import { done, type ReconcileDone, type RequeueAfter, requeueAfter } from './machinery/outcome.ts';
 import { type MountProblems, mountProblemKinds } from './mount-problems.ts';
 import { createPodHealthEvents } from './pod-health-events.ts';
 import type { Restarts } from './restarts.ts';
 
 export interface HealthOptions extends Omit<ControllerContext, 'provisioners'> {
   readonly mountProblems: MountProblems;
-  readonly restarts: Pick<Restarts, 'consider'>;
+  readonly restarts: Pick<Restarts, 'requestRestart'>;
 }
 
 /** Pods are not watched, so poll for whether one was restarted. */
@@ -39,37 +39,40 @@ export function createHealth(options: HealthOptions): Controller {
   /** Whether a PersistentVolume refers to the volume by another handle, which then reports the problem. */
   const hasOtherHandle = (handle: string): boolean =>
     mountProblems
-      .of(handle)
-      .some(({ handles }) => handles.some((other) => caches.volumes.by('handle', other).length > 0));
+      .problemsOf(handle)
+      .some(({ handles }) => handles.some((other) => caches.volumes.byIndex('handle', other).length > 0));
 
-  async function reconcile(volume: string, scope: Scope): Promise<Done | Again> {
+  async function reconcile(volume: string, scope: Scope): Promise<ReconcileDone | RequeueAfter> {
     // One silent store can make thousands of claims unhealthy, and Events are written one at a time.
-    if (events.waiting > maxWaitingEvents) return again(busyRetryMs * (1 + Math.random()));
-    const those = caches.volumes.by('handle', volume);
+    if (events.waiting > maxWaitingEvents) return requeueAfter(busyRetryMs * (1 + Math.random()));
+    const persistentVolumes = caches.volumes.byIndex('handle', volume);
     // An ephemeral volume of a pod has no PersistentVolume, and is known only by its id.
-    if (those.length === 0 && (!isVolumeId(volume) || hasOtherHandle(volume))) return done;
-    const afterMs: number[] = [];
-    for (const one of those.length === 0 ? [undefined] : those) afterMs.push(await check(volume, one, scope));
-    const soonest = Math.min(...afterMs);
-    return soonest === Number.POSITIVE_INFINITY ? done : again(soonest);
+    if (persistentVolumes.length === 0 && (!isVolumeId(volume) || hasOtherHandle(volume))) return done;
+    const recheckDelaysMs: number[] = [];
+    for (const persistentVolume of persistentVolumes.length === 0 ? [undefined] : persistentVolumes)
+      recheckDelaysMs.push(await check(volume, persistentVolume, scope));
+    const nextDelayMs = Math.min(...recheckDelaysMs);
+    return nextDelayMs === Number.POSITIVE_INFINITY ? done : requeueAfter(nextDelayMs);
   }
 
-  /** `of` is undefined for an ephemeral volume of a pod. Returns after how long to check again. */
-  async function check(volume: string, of: PersistentVolume | undefined, scope: Scope): Promise<number> {
-    const ref = of?.spec.claimRef;
-    const claimed = claimOf(ref);
-    const all = mountProblems.of(volume).filter(({ pod }) => of === undefined || pod.namespace === ref?.namespace);
+  /** `persistentVolume` is undefined for an ephemeral volume of a pod. Returns the delay until the next check. */
+  async function check(volume: string, persistentVolume: PersistentVolume | undefined, scope: Scope): Promise<number> {
+    const ref = persistentVolume?.spec.claimRef;
+    const claim = claimOf(ref);
+    const problems = mountProblems
+      .problemsOf(volume)
+      .filter(({ pod }) => persistentVolume === undefined || pod.namespace === ref?.namespace);
     const affected: AffectedPod[] = [];
-    for (const problem of all) {
+    for (const problem of problems) {
       const pod = await reader.affectedPod(problem, ref?.name, scope);
       if (pod !== undefined) affected.push(pod);
     }
     const worst = affected.toSorted((a, b) => rank(a) - rank(b));
-    const isSettled = claimed === undefined || (await claimHealth.update(claimed, worst, scope));
-    podEvents.report(`${volume} ${of?.metadata.name ?? ''}`, worst, claimed);
-    for (const { problem } of worst) if (problem.kind === 'repaired' && claimed) restarts.consider(problem, claimed);
-    const isOver = worst.length === 0 && isSettled && all.every(({ kind }) => kind === 'repaired');
-    return isOver ? Number.POSITIVE_INFINITY : recheckMs;
+    const isSettled = claim === undefined || (await claimHealth.update(claim, worst, scope));
+    podEvents.report(`${volume} ${persistentVolume?.metadata.name ?? ''}`, worst, claim);
+    for (const { problem } of worst) if (problem.kind === 'repaired' && claim) restarts.requestRestart(problem, claim);
+    const needsNoRecheck = worst.length === 0 && isSettled && problems.every(({ kind }) => kind === 'repaired');
+    return needsNoRecheck ? Number.POSITIVE_INFINITY : recheckMs;
   }
 
   function claimOf(ref: ObjectReference | undefined): PersistentVolumeClaim | undefined {
@@ -87,7 +90,7 @@ export function createHealth(options: HealthOptions): Controller {
   mountProblems.onChange((volumes) => {
     for (const volume of volumes) controller.add(volume);
   });
-  // The claims that an earlier leader marked as unhealthy.
+  // Reconcile the claims that an earlier leader marked as unhealthy.
   controller.follow(caches.claims, (claim) => {
     const handle = caches.volumes.get(claim.spec.volumeName ?? '')?.spec.csi?.volumeHandle;
     return isMarkedUnhealthy(claim) && handle !== undefined ? [handle] : [];

@@ -10,7 +10,7 @@ import { isShared } from '#core/placement.ts';
 import type { ControllerContext } from './controller-context.ts';
 import { nodeReference } from './names.ts';
 
-const maxConcurrent = 8;
+const maxConcurrentPerStore = 8;
 const pageSize = 500;
 /** The label of ephemeral volumes (core/ephemeral.ts). */
 const ephemeralLabel = ownLabel('ephemeral');
@@ -22,20 +22,20 @@ export interface LostNode {
   readonly name: string;
   /** Whether a use record belongs to the node. */
   readonly isOwnUse: UseFilter;
-  /** Checked again before each use record is broken: working through all of them takes a while, and the node may be back meanwhile. */
+  /** Called before each use record is broken: breaking all of them takes a while, and the node may be back meanwhile. */
   isStillLost(): Promise<boolean>;
 }
 
-/** What happens to the volumes that a lost node used. */
+/** Cleans up the volumes that a lost node used. */
 export interface LostNodeVolumes {
   /** Breaks the node's use records. Returns false if the node is back; it keeps its remaining use records. */
   release(node: LostNode, scope: Scope): Promise<boolean>;
   /**
-   * Deletes the ephemeral volumes of the node's pods, which no other process would delete. `machines`: the hosts that were the node.
-   * Returns false if the machine is still alive and uses one, although Kubernetes says that the node is gone. The state of its pods is
-   * unknown, so the volume stays until the machine is silent.
+   * Deletes the ephemeral volumes of the node's pods, which no other process would delete. `hosts`: the machines that were the node.
+   * Returns false if a machine is still alive and uses a volume, although Kubernetes says that the node is gone. The state of its pods is
+   * unknown, so the volume stays until the machine stops renewing its use record.
    */
-  deleteEphemeral(node: LostNode, machines: ReadonlySet<string>, scope: Scope): Promise<boolean>;
+  deleteEphemeral(node: LostNode, hosts: ReadonlySet<string>, scope: Scope): Promise<boolean>;
 }
 
 export function createLostNodeVolumes(
@@ -45,47 +45,48 @@ export function createLostNodeVolumes(
 ): LostNodeVolumes {
   async function deleteEphemeral(
     { name, isOwnUse, isStillLost }: LostNode,
-    gone: ReadonlySet<string>,
+    lostHosts: ReadonlySet<string>,
     scope: Scope,
   ): Promise<boolean> {
-    let isOver = true;
-    await eachByStore(volumesWith(core, { [ephemeralLabel]: 'true' }), async ({ id, instance }) => {
-      if (!gone.has(instance)) return;
-      const volume = await resolved(id, scope);
+    let isComplete = true;
+    await forEachByStore(recordedVolumes(core, { [ephemeralLabel]: 'true' }), async ({ id, instance }) => {
+      if (!lostHosts.has(instance)) return;
+      const volume = await resolveVolume(id, scope);
       if (volume === undefined) return;
       const uses = (await core.uses.list(volume, scope)) ?? [];
-      // The use record says that the machine is another node, so the agent's word does not count.
-      if (uses.some((use) => gone.has(use.host) && !isOwnUse(use))) return;
-      if (uses.some((use) => !use.stale || !gone.has(use.host)) || !(await isStillLost())) {
-        isOver = false;
+      // The use record names another node than the agent did, so do not trust the agent.
+      if (uses.some((use) => lostHosts.has(use.host) && !isOwnUse(use))) return;
+      if (uses.some((use) => !use.stale || !lostHosts.has(use.host)) || !(await isStillLost())) {
+        isComplete = false;
         return;
       }
       for (const { host } of uses) await breakUse(volume, host, name, scope);
       scope.log.info('deleting an ephemeral volume of a node that is gone', { volume: id, node: name });
       await core.deletions.delete(id, undefined, { ...scope, requestId: `node-loss:${id}` });
     });
-    return isOver;
+    return isComplete;
   }
 
-  /** The volumes of this cluster: those with a PersistentVolume, and those that had one. */
+  /** The volumes of this cluster that have, or had, a PersistentVolume. */
   function clusterVolumes(): Iterable<Pick<Volume, 'id' | 'store'>> {
-    const own = new Map<string, Pick<Volume, 'id' | 'store'>>();
+    const volumes = new Map<string, Pick<Volume, 'id' | 'store'>>();
     for (const { spec } of caches.volumes.all()) {
       if (spec.csi?.driver !== fileDriver.name) continue;
       const handle = spec.csi.volumeHandle;
       const { id = handle as VolumeId, store = '' as StoreName } = core.catalogue.findRecorded(handle) ?? {};
-      own.set(id, { id, store });
+      volumes.set(id, { id, store });
     }
-    for (const volume of volumesWith(core, { [claimLabels.cluster]: core.instance })) own.set(volume.id, volume);
-    return own.values();
+    for (const volume of recordedVolumes(core, { [claimLabels.cluster]: core.instance }))
+      volumes.set(volume.id, volume);
+    return volumes.values();
   }
 
   async function release({ name, isOwnUse, isStillLost }: LostNode, scope: Scope): Promise<boolean> {
     let released = 0;
     let isBack = false;
     try {
-      await eachByStore(clusterVolumes(), async ({ id }) => {
-        const volume = isBack ? undefined : await resolved(id, scope);
+      await forEachByStore(clusterVolumes(), async ({ id }) => {
+        const volume = isBack ? undefined : await resolveVolume(id, scope);
         const uses = volume === undefined ? [] : ((await core.uses.list(volume, scope)) ?? []).filter(isOwnUse);
         for (const { host } of uses) {
           if (!(await isStillLost())) isBack = true;
@@ -95,20 +96,20 @@ export function createLostNodeVolumes(
         }
       });
     } finally {
-      if (released > 0) report(name, released, scope);
+      if (released > 0) reportReleased(name, released, scope);
     }
     return !isBack;
   }
 
-  function report(name: string, released: number, { log }: Scope): void {
+  function reportReleased(name: string, released: number, { log }: Scope): void {
     log.warn('a node is gone: released its volumes', { node: name, volumes: released });
     const note = `The node is gone: ${released} volumes that it used are free for other nodes.`;
-    const about = { type: 'Normal', reason: 'VolumesReleased', action: 'Release', note } as const;
-    events.report({ ...about, regarding: nodeReference(name) });
+    const event = { type: 'Normal', reason: 'VolumesReleased', action: 'Release', note } as const;
+    events.report({ ...event, regarding: nodeReference(name) });
   }
 
   /** Undefined if the store has answered that the volume does not exist. */
-  async function resolved(id: VolumeId, scope: Scope): Promise<Volume | undefined> {
+  async function resolveVolume(id: VolumeId, scope: Scope): Promise<Volume | undefined> {
     try {
       return await core.catalogue.resolve(id, scope);
     } catch (thrown) {
@@ -118,7 +119,7 @@ export function createLostNodeVolumes(
   }
 
   async function breakUse({ id }: Pick<Volume, 'id'>, host: string, node: string, scope: Scope): Promise<void> {
-    scope.log.info('breaking a record of use', { volume: id, host, node });
+    scope.log.info('breaking a use record', { volume: id, host, node });
     try {
       await core.uses.release(id, host, { ...scope, requestId: `node-loss:${id}:${host}` });
     } catch (thrown) {
@@ -129,18 +130,20 @@ export function createLostNodeVolumes(
   return { release, deleteEphemeral };
 }
 
-/** With a concurrency limit for each store: a store that does not answer delays only its own volumes. */
-async function eachByStore<T extends Pick<Volume, 'store'>>(
+/** Runs `work` for each volume, with a concurrency limit for each store: a store that does not answer delays only its own volumes. */
+async function forEachByStore<T extends Pick<Volume, 'store'>>(
   volumes: Iterable<T>,
   work: (volume: T) => Promise<void>,
 ): Promise<void> {
   const groups = Map.groupBy(volumes, ({ store }) => store).values();
-  const settled = await Promise.allSettled(Array.from(groups, (those) => eachBounded(those, maxConcurrent, work)));
-  for (const one of settled) if (one.status === 'rejected') throw one.reason;
+  const settled = await Promise.allSettled(
+    Array.from(groups, (those) => eachBounded(those, maxConcurrentPerStore, work)),
+  );
+  for (const result of settled) if (result.status === 'rejected') throw result.reason;
 }
 
 /** The recorded volumes on shared stores. */
-function* volumesWith({ stores, catalogue }: Core, labels: Labels): Generator<Volume, void, undefined> {
+function* recordedVolumes({ stores, catalogue }: Core, labels: Labels): Generator<Volume, void, undefined> {
   const shared = stores.list().flatMap(({ placement, config }) => (isShared(placement) ? config.name : []));
   const query = { stores: shared, labels, contains: undefined, limit: pageSize };
   for (let after: { readonly store: string; readonly name: string } | undefined; ; ) {

@@ -8,10 +8,10 @@ import { createController } from './machinery/controller.ts';
 import { done } from './machinery/outcome.ts';
 import { createControllerMetrics } from './metrics.ts';
 
-const it = controllerFixture();
+const fixture = controllerFixture();
 const { signal } = new AbortController();
 
-test('the metrics cover a working leader, and leave out what has not started', async () => {
+test('the metrics cover controllers, caches, agents and Events as soon as the process leads', async () => {
   let isLeading = false;
   const metrics = createControllerMetrics('1.2.3', () => isLeading);
   const lines = async (): Promise<readonly string[]> =>
@@ -21,9 +21,9 @@ test('the metrics cover a working leader, and leave out what has not started', a
   isLeading = true;
   const agents = createFakeAgents();
   agents.connect('node-1', () => ({}));
-  const events = metrics.countEvents(it.parts.events);
+  const events = metrics.countEvents(fixture.parts.events);
   const failing = (key: string): Error => Object.assign(new Error('no'), { key });
-  const controller = it.start(() =>
+  const controller = fixture.start(() =>
     createController({
       name: 'example',
       clock: systemClock(),
@@ -35,8 +35,8 @@ test('the metrics cover a working leader, and leave out what has not started', a
       },
     }),
   );
-  metrics.startLeading({ controllers: [controller], caches: { ...it.caches }, agents, events });
-  it.api.put(paths.nodes, { metadata: { name: 'node-1' } });
+  metrics.startLeading({ controllers: [controller], caches: { ...fixture.caches }, agents, events });
+  fixture.api.put(paths.nodes, { metadata: { name: 'node-1' } });
   controller.add('good');
   controller.add('bad');
   events.report({
@@ -63,16 +63,21 @@ test('the metrics cover a working leader, and leave out what has not started', a
 
 test('calls to the API server are counted by result', async () => {
   const metrics = createControllerMetrics('1', () => false);
-  const { access } = it.api;
-  using client = createKubeClient({ access, clock: systemClock(), userAgent: 'test', onResponse: metrics.request });
+  const { access } = fixture.api;
+  using client = createKubeClient({
+    access,
+    clock: systemClock(),
+    userAgent: 'test',
+    onResponse: metrics.countRequest,
+  });
   await client.get(namespaces, { name: 'none' }, signal).catch(() => undefined);
   await Array.fromAsync(client.list(nodes, {}, signal));
   const ending = new AbortController();
   const watching = Array.fromAsync(client.watch(nodes, { resourceVersion: '100' }, ending.signal)).catch(
     () => undefined,
   );
-  await eventually(() => it.api.watches).toBe(1);
-  await it.api.down();
+  await eventually(() => fixture.api.watches).toBe(1);
+  await fixture.api.down();
   await client.get(namespaces, { name: 'none' }, signal).catch(() => undefined);
   ending.abort();
   await watching;
@@ -84,5 +89,5 @@ test('calls to the API server are counted by result', async () => {
     ['watch', '200'],
   ])
     expect(text).toContain(`stowage_kube_requests_total{verb="${verb}",code="${code}"} 1`);
-  await it.api.up();
+  await fixture.api.up();
 });

@@ -4,8 +4,8 @@ import type { Cache } from './machinery/cache.ts';
 import type { Controller, ControllerCounts } from './machinery/controller.ts';
 import type { Events } from './machinery/events.ts';
 
-/** What the leader's metrics are read from. */
-export interface LeaderWork {
+/** The sources of the leader's metrics. */
+export interface MetricSources {
   readonly controllers: readonly Controller[];
   readonly caches: Readonly<Record<string, Pick<Cache<unknown>, 'size' | 'synced'>>>;
   readonly agents: Pick<Agents, 'nodes'>;
@@ -17,23 +17,23 @@ export interface ControllerMetrics {
   readonly contentType: string;
   text(): Promise<string>;
   /** Counts a call to the API server. */
-  request(call: { readonly verb: string; readonly code: string }): void;
+  countRequest(call: { readonly verb: string; readonly code: string }): void;
   /** Wraps `events` so that reports are counted. */
   countEvents<T extends Events>(events: T): T;
   /** This process is now the leader. */
-  startLeading(parts: LeaderWork): void;
+  startLeading(sources: MetricSources): void;
 }
 
 /** The interval of event loop measurements. The library's default would wake an idle process 100 times a second. */
 const eventLoopPrecisionMs = 100;
-const buckets = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60];
+const bucketsSeconds = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60];
 const outcomes = ['done', 'again', 'retried', 'terminal'] as const satisfies readonly (keyof ControllerCounts)[];
 const states = ['waiting', 'running', 'delayed'] as const satisfies readonly (keyof ControllerCounts)[];
 
 export function createControllerMetrics(version: string, isLeading: () => boolean): ControllerMetrics {
   const registry = new Registry();
   const registers = [registry];
-  let parts: LeaderWork | undefined;
+  let sources: MetricSources | undefined;
   collectDefaultMetrics({ register: registry, eventLoopMonitoringPrecision: eventLoopPrecisionMs });
   const gauge = (name: string, help: string, value: () => number): void => {
     new Gauge({
@@ -55,15 +55,15 @@ export function createControllerMetrics(version: string, isLeading: () => boolea
     },
   });
   gauge('stowage_controller_leading', '1 if this process is the leader, 0 otherwise', () => (isLeading() ? 1 : 0));
-  gauge('stowage_controller_agents', 'Agents that are connected', () => parts?.agents.nodes().length ?? 0);
-  gauge('stowage_controller_events_waiting', 'Events that wait to be written', () => parts?.events.waiting ?? 0);
-  gauge('stowage_controller_events_dropped', 'Events that were dropped', () => parts?.events.dropped ?? 0);
-  addQueueAndCacheMetrics(registers, () => parts);
+  gauge('stowage_controller_agents', 'Agents that are connected', () => sources?.agents.nodes().length ?? 0);
+  gauge('stowage_controller_events_waiting', 'Events that wait to be written', () => sources?.events.waiting ?? 0);
+  gauge('stowage_controller_events_dropped', 'Events that were dropped', () => sources?.events.dropped ?? 0);
+  addQueueAndCacheMetrics(registers, () => sources);
   const seconds = new Histogram({
     name: 'stowage_controller_reconcile_seconds',
     help: 'How long one reconcile of a key took',
     labelNames: ['controller'],
-    buckets,
+    buckets: bucketsSeconds,
     registers,
   });
   const requests = new Counter({
@@ -81,7 +81,7 @@ export function createControllerMetrics(version: string, isLeading: () => boolea
   return {
     contentType: registry.contentType,
     text: () => registry.metrics(),
-    request: ({ verb, code }) => requests.inc({ verb, code }),
+    countRequest: ({ verb, code }) => requests.inc({ verb, code }),
     countEvents: (events) => ({
       ...events,
       // Getters, since a spread would copy the current values.
@@ -96,25 +96,25 @@ export function createControllerMetrics(version: string, isLeading: () => boolea
         events.report(report);
       },
     }),
-    startLeading: (given) => {
-      parts = given;
-      for (const controller of given.controllers) {
-        const own = seconds.labels({ controller: controller.name });
-        controller.onDuration((took) => own.observe(took));
+    startLeading: (newSources) => {
+      sources = newSources;
+      for (const controller of newSources.controllers) {
+        const histogram = seconds.labels({ controller: controller.name });
+        controller.onDuration((duration) => histogram.observe(duration));
       }
     },
   };
 }
 
 /** Metrics of work queues and caches, read at each scrape. */
-function addQueueAndCacheMetrics(registers: Registry[], parts: () => LeaderWork | undefined): void {
+function addQueueAndCacheMetrics(registers: Registry[], sourcesNow: () => MetricSources | undefined): void {
   new Gauge({
     name: 'stowage_controller_keys',
     help: 'Keys in the work queue of a controller. waiting: ready to be reconciled; running: being reconciled; delayed: to be reconciled later',
     labelNames: ['controller', 'state'],
     registers,
     collect() {
-      for (const { name, counts } of parts()?.controllers ?? [])
+      for (const { name, counts } of sourcesNow()?.controllers ?? [])
         for (const state of states) this.set({ controller: name, state }, counts()[state]);
     },
   });
@@ -125,7 +125,7 @@ function addQueueAndCacheMetrics(registers: Registry[], parts: () => LeaderWork 
     registers,
     collect() {
       this.reset();
-      for (const { name, counts } of parts()?.controllers ?? [])
+      for (const { name, counts } of sourcesNow()?.controllers ?? [])
         for (const outcome of outcomes) this.inc({ controller: name, outcome }, counts()[outcome]);
     },
   });
@@ -135,7 +135,7 @@ function addQueueAndCacheMetrics(registers: Registry[], parts: () => LeaderWork 
     labelNames: ['resource'],
     registers,
     collect() {
-      for (const [resource, cache] of Object.entries(parts()?.caches ?? {})) this.set({ resource }, cache.size);
+      for (const [resource, cache] of Object.entries(sourcesNow()?.caches ?? {})) this.set({ resource }, cache.size);
     },
   });
   new Gauge({
@@ -144,7 +144,7 @@ function addQueueAndCacheMetrics(registers: Registry[], parts: () => LeaderWork 
     labelNames: ['resource'],
     registers,
     collect() {
-      for (const [resource, cache] of Object.entries(parts()?.caches ?? {}))
+      for (const [resource, cache] of Object.entries(sourcesNow()?.caches ?? {}))
         this.set({ resource }, cache.synced ? 1 : 0);
     },
   });

@@ -7,9 +7,9 @@ import { handlesOf } from '#core/volume-handles.ts';
 import type { Agents } from './agents.ts';
 import type { Caches } from './caches.ts';
 import { type Controller, createController } from './machinery/controller.ts';
-import { type Again, again, type Done, done } from './machinery/outcome.ts';
+import { done, type ReconcileDone, type RequeueAfter, requeueAfter } from './machinery/outcome.ts';
 
-/** What can be wrong with a mount, the worst first. `repaired`: remounted; containers that started before still see the dead mount. */
+/** The kinds of mount problems, the worst first. `repaired`: remounted; containers that started before still see the dead mount. */
 export const mountProblemKinds = ['dead', 'unmounted', 'client-failing', 'store-silent', 'repaired'] as const;
 export type MountProblemKind = (typeof mountProblemKinds)[number];
 
@@ -29,12 +29,12 @@ export interface MountProblem {
 }
 
 /**
- * Polls every agent for the problems on its node. It polls instead of listening: after a change of leader or a lost connection it
- * would have to ask anyway, and almost every answer is empty.
+ * Polls every agent for the problems on its node. It polls instead of subscribing: after a change of leader or a lost connection it would
+ * have to poll anyway, and almost every answer is empty.
  */
 export interface MountProblems extends Controller {
   /** Looks a volume up by any of its handles. */
-  of(handle: string): readonly MountProblem[];
+  problemsOf(handle: string): readonly MountProblem[];
   all(): Iterable<MountProblem>;
   /** Whether the node's agent is connected and its last two answers agree. */
   isConfirmed(node: string): boolean;
@@ -51,11 +51,13 @@ export interface MountProblemsOptions {
 
 /** A problem is reported after a minute at most, after half a minute on average. */
 const confirmedIntervalMs = 30_000;
-/** Asks again soon after a new answer: the problem may be over in a moment, as when a server restarts or a mount is being removed. */
+/**
+ * The interval after an answer that differs from the previous one: the problem may be transient, such as a server restart or an unmount.
+ */
 const unconfirmedIntervalMs = 10_000;
 const requestTimeoutMs = 15_000;
-const maxItems = 2_000;
-const maxDetail = 300;
+const maxProblemsPerNode = 2_000;
+const maxDetailLength = 300;
 
 interface NodeReport {
   /** The problems in the last answer. */
@@ -76,25 +78,25 @@ export function createMountProblems({
   const listeners = new Set<(handles: ReadonlySet<string>) => void>();
   let byHandle: ReadonlyMap<string, readonly MountProblem[]> | undefined;
 
-  function put(node: string, view: NodeReport | undefined): void {
+  function setReport(node: string, report: NodeReport | undefined): void {
     const before = reports.get(node)?.problems ?? [];
-    if (view === undefined) reports.delete(node);
-    else reports.set(node, view);
+    if (report === undefined) reports.delete(node);
+    else reports.set(node, report);
     byHandle = undefined;
-    const [was, is] = [new Map(before.map(keyed)), new Map((view?.problems ?? []).map(keyed))];
+    const [keysBefore, keysNow] = [new Map(before.map(entryOf)), new Map((report?.problems ?? []).map(entryOf))];
     const changed = new Set([
-      ...before.filter((one) => !is.has(keyOf(one))).flatMap(({ handles }) => handles),
-      ...(view?.problems ?? []).filter((one) => !was.has(keyOf(one))).flatMap(({ handles }) => handles),
+      ...before.filter((one) => !keysNow.has(keyOf(one))).flatMap(({ handles }) => handles),
+      ...(report?.problems ?? []).filter((one) => !keysBefore.has(keyOf(one))).flatMap(({ handles }) => handles),
     ]);
     if (changed.size > 0) for (const listener of listeners) listener(changed);
   }
 
-  async function reconcile(node: string, scope: Scope): Promise<Done | Again> {
+  async function reconcile(node: string, scope: Scope): Promise<ReconcileDone | RequeueAfter> {
     if (caches.nodes.get(node) === undefined) {
-      put(node, undefined);
+      setReport(node, undefined);
       return done;
     }
-    // Keep the last report: a disconnected agent says nothing about its mounts.
+    // Keep the last report: the state of the mounts is unknown while the agent is disconnected.
     if (!agents.nodes().includes(node)) return done;
     let found: readonly MountProblem[];
     try {
@@ -107,8 +109,8 @@ export function createMountProblems({
     const before = reports.get(node)?.lastKeys ?? new Set();
     const repeated = found.filter((one) => before.has(keyOf(one)));
     const isConfirmed = repeated.length === found.length;
-    put(node, { lastKeys: new Set(found.map(keyOf)), problems: repeated, isConfirmed });
-    return again((isConfirmed ? confirmedIntervalMs : unconfirmedIntervalMs) * (0.75 + random() / 2));
+    setReport(node, { lastKeys: new Set(found.map(keyOf)), problems: repeated, isConfirmed });
+    return requeueAfter((isConfirmed ? confirmedIntervalMs : unconfirmedIntervalMs) * (0.75 + random() / 2));
   }
 
   const controller = createController({
@@ -117,7 +119,7 @@ export function createMountProblems({
     reconcile,
     workers: 16,
     maxRetryMs: 2 * confirmedIntervalMs,
-    // An agent that does not answer must not delay the others.
+    // An agent that does not answer must not delay other agents.
     groupOf: (node) => node,
   });
   controller.follow(caches.nodes, () => []);
@@ -126,8 +128,8 @@ export function createMountProblems({
   for (const node of agents.nodes()) controller.add(node);
   return {
     ...controller,
-    of: (handle) => {
-      byHandle ??= groupedByHandle(all());
+    problemsOf: (handle) => {
+      byHandle ??= groupByHandle(all());
       return byHandle.get(handle) ?? [];
     },
     all,
@@ -140,7 +142,7 @@ export function createMountProblems({
   }
 }
 
-function groupedByHandle(all: Iterable<MountProblem>): ReadonlyMap<string, readonly MountProblem[]> {
+function groupByHandle(all: Iterable<MountProblem>): ReadonlyMap<string, readonly MountProblem[]> {
   const pairs = [...all].flatMap((problem) => problem.handles.map((handle) => ({ handle, problem })));
   const groups = Map.groupBy(pairs, ({ handle }) => handle);
   return new Map(Array.from(groups, ([handle, those]) => [handle, those.map(({ problem }) => problem)]));
@@ -148,38 +150,38 @@ function groupedByHandle(all: Iterable<MountProblem>): ReadonlyMap<string, reado
 
 const keyOf = ({ volume, pod, kind, detail, repairedAt }: MountProblem): string =>
   JSON.stringify([volume, pod.uid, kind, detail, repairedAt]);
-const keyed = (problem: MountProblem): readonly [string, MountProblem] => [keyOf(problem), problem];
+const entryOf = (problem: MountProblem): readonly [string, MountProblem] => [keyOf(problem), problem];
 
 type Answer = Readonly<Record<string, unknown>>;
 const isAnswer = (value: unknown): value is Answer => typeof value === 'object' && value !== null;
 const textIn = (value: unknown): string => (typeof value === 'string' ? value : '');
 
-/** Only the problems of pods: other mounts of the node do not concern the cluster. An agent is trusted only about its own node. */
+/** Returns only the problems of pods: other mounts of the node do not concern the cluster. An agent is trusted only about its own node. */
 function problemsIn(node: string, answer: unknown): readonly MountProblem[] {
   const items: readonly unknown[] = isAnswer(answer) && Array.isArray(answer['items']) ? answer['items'] : [];
-  return items.slice(0, maxItems).flatMap((item) => {
+  return items.slice(0, maxProblemsPerNode).flatMap((item) => {
     if (!isAnswer(item) || !isAnswer(item['user'])) return [];
     const pod = podFrom(textIn(item['user']['kind']), textIn(item['user']['name']), textIn(item['target']));
     const volume = textIn(item['volume']);
     if (pod === undefined || !isVolumeId(volume)) return [];
     const repairedAt = Date.parse(textIn(item['repairedAt'])) || 0;
-    const said = textIn(item['condition']);
-    const kind = mountProblemKinds.find((one) => one === said) ?? (repairedAt > 0 ? 'repaired' : undefined);
+    const condition = textIn(item['condition']);
+    const kind = mountProblemKinds.find((one) => one === condition) ?? (repairedAt > 0 ? 'repaired' : undefined);
     if (kind === undefined) return [];
     const [store = '', name = ''] = textIn(item['name']).split('/');
     const handles = handlesOf({ id: volume, store: store as StoreName, name: name as VolumeName });
     return [
-      { node, volume, handles, store, pod, kind, detail: textIn(item['detail']).slice(0, maxDetail), repairedAt },
+      { node, volume, handles, store, pod, kind, detail: textIn(item['detail']).slice(0, maxDetailLength), repairedAt },
     ];
   });
 }
 
 /** The pod's uid is in the path that the kubelet chose: in a path below `pods/`, or as the last part of the path of a block device. */
 function podFrom(kind: string, name: string, target: string): MountProblem['pod'] | undefined {
-  const [, namespace, own] = /^([^/]+)\/([^/]+)$/.exec(name) ?? [];
+  const [, namespace, podName] = /^([^/]+)\/([^/]+)$/.exec(name) ?? [];
   const uuid = '[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}';
   const [, inPods, ofDevice] = new RegExp(`/pods/(${uuid})/|/publish/[^/]+/(${uuid})$`).exec(target) ?? [];
   const uid = inPods ?? ofDevice;
-  if (kind !== 'pod' || namespace === undefined || own === undefined || uid === undefined) return undefined;
-  return { namespace, name: own, uid };
+  if (kind !== 'pod' || namespace === undefined || podName === undefined || uid === undefined) return undefined;
+  return { namespace, name: podName, uid };
 }

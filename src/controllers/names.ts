@@ -1,23 +1,23 @@
 import type { ObjectReference, PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
 
 /** The taint by which an administrator declares that a node is off and no longer writes. */
-export const outOfService = 'node.kubernetes.io/out-of-service';
+export const outOfServiceTaint = 'node.kubernetes.io/out-of-service';
 
-/** On a claim: its pods may be evicted if only a restart helps them. */
-export const restartConsumers = 'stowage.dev/restart-consumers';
+/** On a claim: allows the controller to evict its pods if only a restart helps. */
+export const restartConsumersAnnotation = 'stowage.dev/restart-consumers';
 
 /** On a claim: on which nodes its volume is unhealthy. */
-export const unhealthyNodes = 'stowage.dev/unhealthy-nodes';
+export const unhealthyNodesAnnotation = 'stowage.dev/unhealthy-nodes';
 
 /** Keeps a PersistentVolume until its volume is deleted or labelled as retained. */
 export const volumeFinalizer = 'stowage.dev/volume';
-/** Kubernetes reads it: it marks a released PersistentVolume without this annotation as failed. */
-export const provisionedBy = 'pv.kubernetes.io/provisioned-by';
-export const selectedNode = 'volume.kubernetes.io/selected-node';
+/** Kubernetes marks a released PersistentVolume without this annotation as failed. */
+export const provisionedByAnnotation = 'pv.kubernetes.io/provisioned-by';
+export const selectedNodeAnnotation = 'volume.kubernetes.io/selected-node';
 /** The annotation is older than the field `storageClassName`, and takes precedence. */
 const classAnnotation = 'volume.beta.kubernetes.io/storage-class';
 /** On a PersistentVolume: the identity of its volume's store. A Store of that name may later be at another location. */
-export const storeIdentity = 'stowage.dev/store-identity';
+export const storeIdentityAnnotation = 'stowage.dev/store-identity';
 /** On objects that the controller creates for a Store object. */
 export const storeLabel = 'stowage.dev/store';
 

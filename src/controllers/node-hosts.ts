@@ -14,7 +14,7 @@ export interface NodeHost {
 
 /**
  * Records which machines are nodes of this cluster, in a ConfigMap that outlives the Node objects. If a node is deleted while there is no
- * leader, only this distinguishes its use records from those of machines outside the cluster.
+ * leader, only this ConfigMap distinguishes its use records from the use records of machines outside the cluster.
  */
 export interface NodeHosts {
   read(signal: AbortSignal): Promise<readonly NodeHost[]>;
@@ -23,22 +23,23 @@ export interface NodeHosts {
   forget(hosts: Iterable<string>, signal: AbortSignal): Promise<void>;
 }
 
-const name = 'stowage-nodes';
+const configMapName = 'stowage-nodes';
 /** Valid as a key of a ConfigMap; all host names fit. */
 const hostPattern = /^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$/;
 
-export const isHost = (given: unknown): given is string => typeof given === 'string' && hostPattern.test(given);
+export const isHostName = (given: unknown): given is string => typeof given === 'string' && hostPattern.test(given);
 
 export function createNodeHosts(client: KubeClient, namespace: string): NodeHosts {
-  const at = { namespace, name };
+  const configMapKey = { namespace, name: configMapName };
 
-  async function change(data: Readonly<Record<string, string | null>>, signal: AbortSignal): Promise<void> {
-    const patch = (): Promise<unknown> => client.patch(configMaps, at, { kind: 'merge', body: { data } }, signal);
+  async function patchData(data: Readonly<Record<string, string | null>>, signal: AbortSignal): Promise<void> {
+    const patch = (): Promise<unknown> =>
+      client.patch(configMaps, configMapKey, { kind: 'merge', body: { data } }, signal);
     if ((await ignoreNotFound(patch())) !== undefined) return;
     const present = Object.entries(data).filter((entry): entry is [string, string] => entry[1] !== null);
     if (present.length === 0) return;
     try {
-      await client.create(configMaps, { metadata: at, data: Object.fromEntries(present) }, signal);
+      await client.create(configMaps, { metadata: configMapKey, data: Object.fromEntries(present) }, signal);
     } catch (thrown) {
       if (reasonOf(thrown) !== 'AlreadyExists') throw thrown;
       await patch();
@@ -47,13 +48,13 @@ export function createNodeHosts(client: KubeClient, namespace: string): NodeHost
 
   return {
     read: async (signal) => {
-      const { data = {} } = (await ignoreNotFound(client.get(configMaps, at, signal))) ?? {};
+      const { data = {} } = (await ignoreNotFound(client.get(configMaps, configMapKey, signal))) ?? {};
       return Object.entries(data).flatMap(([host, text]) => {
         const [node, uid, ...more] = text.split(' ');
-        return isHost(host) && node && uid && more.length === 0 ? [{ host, node, uid }] : [];
+        return isHostName(host) && node && uid && more.length === 0 ? [{ host, node, uid }] : [];
       });
     },
-    record: ({ host, node, uid }, signal) => change({ [host]: `${node} ${uid}` }, signal),
-    forget: (hosts, signal) => change(Object.fromEntries(Array.from(hosts, (host) => [host, null])), signal),
+    record: ({ host, node, uid }, signal) => patchData({ [host]: `${node} ${uid}` }, signal),
+    forget: (hosts, signal) => patchData(Object.fromEntries(Array.from(hosts, (host) => [host, null])), signal),
   };
 }

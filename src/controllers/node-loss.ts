@@ -6,9 +6,9 @@ import type { Agents } from './agents.ts';
 import { type ControllerContext, ignoreNotFound } from './controller-context.ts';
 import { createLostNodeVolumes, type LostNode, type UseFilter } from './lost-node-volumes.ts';
 import { type Controller, createController } from './machinery/controller.ts';
-import { type Again, again, type Done, done } from './machinery/outcome.ts';
-import { outOfService } from './names.ts';
-import { createNodeHosts, isHost, type NodeHost } from './node-hosts.ts';
+import { done, type ReconcileDone, type RequeueAfter, requeueAfter } from './machinery/outcome.ts';
+import { outOfServiceTaint } from './names.ts';
+import { createNodeHosts, isHostName, type NodeHost } from './node-hosts.ts';
 
 export interface NodeLossOptions extends Omit<ControllerContext, 'provisioners'> {
   readonly core: Core;
@@ -19,15 +19,15 @@ export interface NodeLossOptions extends Omit<ControllerContext, 'provisioners'>
 
 /** The key of a check of all recorded nodes. No node has this name. */
 const everyNode = '';
-const intervalMs = 900_000;
+const checkIntervalMs = 900_000;
 const inUseRetryMs = 60_000;
 
 const isLost = (node: Node | undefined): boolean =>
-  node === undefined || (node.spec?.taints ?? []).some(({ key }) => key === outOfService);
+  node === undefined || (node.spec?.taints ?? []).some(({ key }) => key === outOfServiceTaint);
 
 /**
  * Breaks the use records of nodes that are gone for good, so that other nodes can use their volumes. A node is gone if its Node object is
- * deleted or has the out-of-service taint. A node that is only unreachable keeps its records. Nothing else breaks them.
+ * deleted or has the out-of-service taint. A node that is only unreachable keeps its use records. No other controller breaks use records.
  */
 export function createNodeLoss(options: NodeLossOptions): Controller {
   const { client, clock, caches, events, core, agents } = options;
@@ -36,37 +36,42 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
   /** By node name: the uid of the Node object whose machine is recorded. */
   const recordedNodes = new Map<string, string>();
 
-  async function reconcile(name: string, scope: Scope): Promise<Done | Again> {
+  async function reconcile(name: string, scope: Scope): Promise<ReconcileDone | RequeueAfter> {
     if (name === everyNode) return await findDeletedNodes(scope);
     const cached = caches.nodes.get(name);
     if (cached !== undefined && !isLost(cached)) return await recordHost(name, cached, scope);
     // A key is the name of a node that existed, so a node that is not found was deleted.
     const node = await ignoreNotFound(client.get(nodes, { name }, scope.signal));
     if (!isLost(node)) return done;
-    const its = (await hosts.read(scope.signal)).filter((one) => one.node === name);
+    const recordedHosts = (await hosts.read(scope.signal)).filter((one) => one.node === name);
     const isStillLost = async (): Promise<boolean> =>
       isLost(await ignoreNotFound(client.get(nodes, { name }, scope.signal)));
-    const lost: LostNode = { name, isOwnUse: its.length === 0 ? usesOfNodeName(name) : usesOfHosts(its), isStillLost };
-    if (!(await volumes.release(lost, scope)) || node !== undefined || its.length === 0) return done;
-    if (!(await volumes.deleteEphemeral(lost, new Set(hostsOf(its)), scope))) return again(inUseRetryMs);
+    const lost: LostNode = {
+      name,
+      isOwnUse: recordedHosts.length === 0 ? usesOfNodeName(name) : usesOfHosts(recordedHosts),
+      isStillLost,
+    };
+    if (!(await volumes.release(lost, scope)) || node !== undefined || recordedHosts.length === 0) return done;
+    if (!(await volumes.deleteEphemeral(lost, new Set(hostsOf(recordedHosts)), scope)))
+      return requeueAfter(inUseRetryMs);
     // A new node may have the name by now, and its record must stay.
-    if (await isStillLost()) await hosts.forget(hostsOf(its), scope.signal);
+    if (await isStillLost()) await hosts.forget(hostsOf(recordedHosts), scope.signal);
     return done;
   }
 
   /** Finds nodes that were deleted while there was no leader: the watch does not report them. */
-  async function findDeletedNodes({ signal }: Scope): Promise<Again> {
+  async function findDeletedNodes({ signal }: Scope): Promise<RequeueAfter> {
     for (const { node } of await hosts.read(signal)) if (caches.nodes.get(node) === undefined) controller.add(node);
-    return again(intervalMs);
+    return requeueAfter(checkIntervalMs);
   }
 
   /** Records the machine of a node. An agent is trusted only about its own node. */
-  async function recordHost(name: string, { metadata: { uid = '' } }: Node, scope: Scope): Promise<Done> {
+  async function recordHost(name: string, { metadata: { uid = '' } }: Node, scope: Scope): Promise<ReconcileDone> {
     if (recordedNodes.get(name) === uid || !agents.nodes().includes(name)) return done;
     const { instance: host } = (await agents.call(name, { method: 'GET', path: '/v1/status' }, scope)) as {
       readonly instance?: unknown;
     };
-    if (!isHost(host)) return done;
+    if (!isHostName(host)) return done;
     const all = await hosts.read(scope.signal);
     const other = all.find((one) => one.host === host && one.node !== name);
     if (other !== undefined && caches.nodes.get(other.node) !== undefined) {
@@ -74,14 +79,14 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
       return done;
     }
     // The node of this name was deleted, and another machine has the name now.
-    const before = all.filter((one) => one.node === name && one.host !== host && one.uid !== uid);
-    if (before.length > 0) {
+    const previousHosts = all.filter((one) => one.node === name && one.host !== host && one.uid !== uid);
+    if (previousHosts.length > 0) {
       // A deleted Node object never gets its uid back, so the node stays lost.
-      await volumes.release({ name, isOwnUse: usesOfHosts(before), isStillLost: async () => true }, scope);
-      await hosts.forget(hostsOf(before), scope.signal);
+      await volumes.release({ name, isOwnUse: usesOfHosts(previousHosts), isStillLost: async () => true }, scope);
+      await hosts.forget(hostsOf(previousHosts), scope.signal);
     }
-    const isNoted = all.some((one) => one.host === host && one.node === name && one.uid === uid);
-    if (!isNoted) await hosts.record({ host, node: name, uid }, scope.signal);
+    const isRecorded = all.some((one) => one.host === host && one.node === name && one.uid === uid);
+    if (!isRecorded) await hosts.record({ host, node: name, uid }, scope.signal);
     recordedNodes.set(name, uid);
     return done;
   }
@@ -90,7 +95,7 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
   controller.follow(caches.nodes);
   controller.follow(caches.volumes, () => []);
   controller.add(everyNode);
-  // The node may be another machine since.
+  // After a reconnect, the node may be another machine.
   agents.follow((name) => {
     recordedNodes.delete(name);
     controller.add(name);
@@ -101,12 +106,13 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
 const hostsOf = (all: readonly NodeHost[]): readonly string[] => all.map(({ host }) => host);
 
 /**
- * The node's agent says which machine it is; the use record that the machine itself wrote must name the same node. Otherwise a node could
- * have the records of any machine broken. A machine that became the writer and died before it wrote its node has its host name there.
+ * The node's agent reports its machine, and the use record that the machine itself wrote must name the same node. Otherwise a compromised
+ * node could get the use records of any machine broken. If a machine became the writer and died before it wrote its node, the record has
+ * the host name as the node.
  */
 function usesOfHosts(all: readonly NodeHost[]): UseFilter {
-  const known = new Map(all.map((one) => [one.host, one.node]));
-  return ({ host, node }) => known.has(host) && (node === known.get(host) || node === host);
+  const nodeByHost = new Map(all.map((one) => [one.host, one.node]));
+  return ({ host, node }) => nodeByHost.has(host) && (node === nodeByHost.get(host) || node === host);
 }
 
 /** For nodes whose agent never connected. A machine outside the cluster may have the same name, but its volumes are not used by pods. */

@@ -14,10 +14,10 @@ import type { Agents } from './agents.ts';
 import type { ControllerContext } from './controller-context.ts';
 import { ignoreDiscardRefused } from './discard.ts';
 import { handleAndStoreOf, handleOf } from './handles.ts';
-import { type Again, again } from './machinery/outcome.ts';
-import { createNodeChooser, retryMs } from './node-chooser.ts';
+import { type RequeueAfter, requeueAfter } from './machinery/outcome.ts';
+import { chooseRetryMs, createNodeChooser } from './node-chooser.ts';
 import { nodeUnknown } from './node-errors.ts';
-import { canTakeMore, type NodeStores } from './node-stores.ts';
+import { mayRetrySucceed, type NodeStores } from './node-stores.ts';
 import type { NodeVolumes } from './node-volumes.ts';
 import {
   createWhyNotOpen,
@@ -63,10 +63,10 @@ const reasonsForAnotherNode = new Set([
 export function createNodeProvisioner(options: NodeProvisionerOptions): Provisioner {
   const { client, caches, agents, stores, volumes, cluster, kinds } = options;
   const whyNotOpen = createWhyNotOpen(caches.stores, kinds);
-  /** By claim: the nodes that may have created its volume, in the order in which they were asked. */
+  /** By claim: the nodes that may have created its volume, in the order of the requests. */
   const askedNodes = new Map<string, readonly string[]>();
   const chooser = createNodeChooser({ ...options, askedNodes });
-  const onAgents = createAgentVolumes(agents, cluster);
+  const agentVolumes = createAgentVolumes(agents, cluster);
   const volumeNodes = createVolumeNodes(client, caches, agents);
 
   function forget(uid: string): void {
@@ -77,58 +77,63 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   caches.volumes.on({
     added: (volume) => {
       const uid = volume.spec.claimRef?.uid ?? '';
-      const [mine] = volumeNodes.namesOf(volume);
+      const [nodeOfVolume] = volumeNodes.namesOf(volume);
       // Volumes that other nodes created for the claim are orphans now.
-      for (const node of askedNodes.get(uid) ?? []) if (node !== mine) volumes.add(node);
+      for (const node of askedNodes.get(uid) ?? []) if (node !== nodeOfVolume) volumes.add(node);
       forget(uid);
     },
   });
 
-  async function createOn(node: string, store: string, want: VolumeRequest, scope: Scope): Promise<ProvisionedVolume> {
-    const { uid } = want.claim;
+  async function createOnNode(
+    node: string,
+    store: string,
+    request: VolumeRequest,
+    scope: Scope,
+  ): Promise<ProvisionedVolume> {
+    const { uid } = request.claim;
     const topology = await volumeNodes.topologyOf(node, scope);
     if (topology === undefined) throw nodeUnknown(node);
-    const before = askedNodes.get(uid) ?? [];
-    askedNodes.set(uid, [...before.filter((one) => one !== node), node]);
-    const isThere = agents.nodes().includes(node);
+    const askedBefore = askedNodes.get(uid) ?? [];
+    askedNodes.set(uid, [...askedBefore.filter((one) => one !== node), node]);
+    const isConnected = agents.nodes().includes(node);
     // Count the size before the volume exists: otherwise many concurrent requests would all choose the same node.
-    stores.addPending(node, store, want.bytes);
-    const made = await onAgents.create(node, store, want, scope).catch((thrown: unknown) => {
-      stores.addPending(node, store, -want.bytes);
+    stores.addPending(node, store, request.bytes);
+    const created = await agentVolumes.create(node, store, request, scope).catch((thrown: unknown) => {
+      stores.addPending(node, store, -request.bytes);
       const { code, reason } = stowageError(thrown);
-      // Refused: this request created nothing. An earlier request to the node may have; cleanup looks for that.
+      // Refused: this request created nothing. An earlier request to the node may have created a volume, which the cleanup finds.
       const isRefused =
-        !isThere || (!errorCodes[code].retry && code !== 'internal') || reasonsForAnotherNode.has(reason);
-      if (isRefused) askedNodes.set(uid, before);
+        !isConnected || (!errorCodes[code].retry && code !== 'internal') || reasonsForAnotherNode.has(reason);
+      if (isRefused) askedNodes.set(uid, askedBefore);
       // The reported capacity, which the scheduler uses, is wrong, so check the node's stores again.
       if (canTryAnotherNode(thrown)) stores.add(node);
       throw thrown;
     });
-    const { volume } = made;
+    const { volume } = created;
     // Ask again instead of using the last report: the store may be at another location since.
-    const identity = made.identity ?? (await storeOn(agents, node, volume.store, scope)).identity;
+    const identity = created.identity ?? (await getNodeStore(agents, node, volume.store, scope)).identity;
     return { volume, nodeSelector: nodeSelectorFor(topology), identity };
   }
 
-  async function create(want: VolumeRequest, scope: Scope): Promise<ProvisionedVolume | Again> {
-    const store = localStoreFor(want.store, options);
+  async function create(request: VolumeRequest, scope: Scope): Promise<ProvisionedVolume | RequeueAfter> {
+    const store = localStoreFor(request.store, options);
     const object = caches.stores.get(store);
     const refusal = object && refusalOf(object, kinds);
     if (refusal !== undefined) throw refusal;
-    if (want.node !== undefined) return await createOn(want.node, store, want, scope);
+    if (request.node !== undefined) return await createOnNode(request.node, store, request, scope);
     for (const tried = new Set<string>(); ; ) {
       scope.signal.throwIfAborted();
-      const node = chooser.choose(want, store);
+      const node = chooser.choose(request, store);
       if (typeof node !== 'string') return node;
       // Ask each node only once per attempt.
-      if (tried.has(node)) return again(retryMs);
+      if (tried.has(node)) return requeueAfter(chooseRetryMs);
       tried.add(node);
       try {
-        return await createOn(node, store, want, scope);
+        return await createOnNode(node, store, request, scope);
       } catch (thrown) {
         if (!canTryAnotherNode(thrown)) throw thrown;
         scope.log.info('choosing another node', { node, why: stowageError(thrown).message });
-        chooser.refused(want.claim.uid, node);
+        chooser.recordRefusal(request.claim.uid, node);
       }
     }
   }
@@ -136,7 +141,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   /** If the node does not have the store open, all its volumes would look deleted. */
   async function refuseUnlessOpen(node: string, volume: PersistentVolume, store: string, scope: Scope): Promise<void> {
     try {
-      const { isOpen, identity } = await storeOn(agents, node, store, scope);
+      const { isOpen, identity } = await getNodeStore(agents, node, store, scope);
       if (isOpen) return refuseMovedStore(volume, store, identity);
     } catch (thrown) {
       if (stowageError(thrown).reason !== 'store-unknown') throw thrown;
@@ -147,35 +152,37 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   return {
     driver: localDriver.name,
     create,
-    canTryAnotherNode: canTryAnotherNode,
+    canTryAnotherNode,
     follow: (changed) => followRetries(options, chooser.unmetSizes, changed),
-    deleteAbandoned: async (uid, isHad, scope) => {
+    deleteAbandoned: async (uid, hasPersistentVolume, scope) => {
       for (const node of new Set([...(askedNodes.get(uid) ?? []), ...volumes.nodesWithVolumeFor(uid)])) {
         // `node-volumes.ts` searches an absent node when it is back.
         if (!agents.nodes().includes(node)) continue;
-        const made = await onAgents.findFor(node, uid, scope);
-        if (made === undefined || made.labels[retainedLabel] !== undefined) continue;
-        if (await isHad(made, scope.signal)) continue;
+        const volume = await agentVolumes.findFor(node, uid, scope);
+        if (volume === undefined || volume.labels[retainedLabel] !== undefined) continue;
+        if (await hasPersistentVolume(volume, scope.signal)) continue;
         // `node-volumes.ts` retries and reports volumes that cannot be deleted.
-        await ignoreDiscardRefused(onAgents.discard(node, made.id, scope));
+        await ignoreDiscardRefused(agentVolumes.discard(node, volume.id, scope));
       }
       forget(uid);
     },
     delete: async (volume, scope) => {
       const [node, { handle, store }] = [volumeNodes.nodeOf(volume), handleAndStoreOf(volume)];
-      const end = isHandle(handle) ? await onAgents.delete(node, handle, volume.metadata.uid, scope) : 'unknown';
-      if (end === 'unknown' && store !== undefined) await refuseUnlessOpen(node, volume, store, scope);
+      const outcome = isHandle(handle)
+        ? await agentVolumes.delete(node, handle, volume.metadata.uid, scope)
+        : 'unknown';
+      if (outcome === 'unknown' && store !== undefined) await refuseUnlessOpen(node, volume, store, scope);
     },
-    retain: async (volume, scope) => await onAgents.retain(volumeNodes.nodeOf(volume), handleOf(volume), scope),
+    retain: async (volume, scope) => await agentVolumes.retain(volumeNodes.nodeOf(volume), handleOf(volume), scope),
     // The agent expands the volume, mounted or not, so kubelets have nothing to do.
     expand: async (volume, bytes, scope) => ({
-      bytes: await onAgents.expand(volumeNodes.nodeOf(volume), handleOf(volume), bytes, scope),
+      bytes: await agentVolumes.expand(volumeNodes.nodeOf(volume), handleOf(volume), bytes, scope),
       nodeExpansionRequired: false,
     }),
   };
 }
 
-async function storeOn(agents: Agents, node: string, store: string, scope: Scope): Promise<ListedStore> {
+async function getNodeStore(agents: Agents, node: string, store: string, scope: Scope): Promise<ListedStore> {
   const path = `/v1/stores/${encodeURIComponent(store)}`;
   return storeFrom(await agents.call(node, { method: 'GET', path }, scope));
 }
@@ -200,7 +207,7 @@ function followRetries(
   changed: () => void,
 ): void {
   stores.onChange((node, before) => {
-    if (canTakeMore(stores.of(node), before, unmetSizes())) changed();
+    if (mayRetrySucceed(stores.reportOf(node), before, unmetSizes())) changed();
   });
   agents.follow(changed);
   caches.nodes.on({

@@ -7,9 +7,9 @@ import type { Agents } from './agents.ts';
 import type { NodeStoresOptions } from './node-stores.ts';
 
 const requestTimeoutMs = 10_000;
-const checksAtOnce = 4;
+const maxConcurrentChecks = 4;
 
-/** Asks the agent of a node for the node's own stores, and checks each of them. */
+/** Lists a node's own stores through its agent, and checks each of them. */
 export async function listNodeStores(
   node: string,
   { agents, caches, kinds }: Omit<NodeStoresOptions, 'clock'>,
@@ -17,18 +17,18 @@ export async function listNodeStores(
 ): Promise<readonly NodeStore[]> {
   const answer = await agents.call(node, { method: 'GET', path: '/v1/stores', deadlineMs: requestTimeoutMs }, scope);
   const isOwn = (name: string): boolean => isOnNode(placementOf(kinds, caches.stores.get(name)?.spec.uri ?? ''));
-  const own = storesFrom(answer, isOwn).filter(({ kind }) => isOnNode(kinds.get(kind)?.placement));
-  const seen = new Map<string, NodeStore>();
+  const ownStores = storesFrom(answer, isOwn).filter(({ kind }) => isOnNode(kinds.get(kind)?.placement));
+  const checked = new Map<string, NodeStore>();
   await eachBounded(
-    own,
-    checksAtOnce,
-    async (store) => void seen.set(store.name, await check(node, store, agents, scope)),
+    ownStores,
+    maxConcurrentChecks,
+    async (store) => void checked.set(store.name, await checkStore(node, store, agents, scope)),
   );
   // In the order of the list, not of the answers.
-  return own.flatMap(({ name }) => seen.get(name) ?? []);
+  return ownStores.flatMap(({ name }) => checked.get(name) ?? []);
 }
 
-async function check(node: string, store: ListedStore, agents: Agents, scope: Scope): Promise<NodeStore> {
+async function checkStore(node: string, store: ListedStore, agents: Agents, scope: Scope): Promise<NodeStore> {
   const path = `/v1/stores/${encodeURIComponent(store.name)}/check`;
   try {
     return nodeStoreFrom(
@@ -36,7 +36,7 @@ async function check(node: string, store: ListedStore, agents: Agents, scope: Sc
       await agents.call(node, { method: 'POST', path, body: {}, deadlineMs: requestTimeoutMs }, scope),
     );
   } catch (thrown) {
-    // One disk that hangs must not affect the others.
+    // A disk that hangs must not affect other stores.
     const { message, reason } = stowageError(thrown);
     if (scope.signal.aborted || reason === 'agent-absent') throw thrown;
     return closedStore(store, message);

@@ -8,34 +8,34 @@ import type { NodeStore } from './agent-answers.ts';
 import type { Agents } from './agents.ts';
 import type { Caches } from './caches.ts';
 import { type Controller, createController } from './machinery/controller.ts';
-import { type Again, again, type Done, done } from './machinery/outcome.ts';
+import { done, type ReconcileDone, type RequeueAfter, requeueAfter } from './machinery/outcome.ts';
 import { closedStore, listNodeStores } from './node-store-checks.ts';
 import type { StoreObject } from './store-object.ts';
 
 /** The last report of a node's agent about the node's own stores. */
-export interface NodeView {
+export interface NodeStoresReport {
   readonly node: string;
   readonly stores: ReadonlyMap<string, NodeStore>;
 }
 
 /** The recent state of the local stores of all nodes whose agents are connected. */
 export interface NodeStores extends Controller {
-  of(node: string): NodeView | undefined;
-  all(): Iterable<NodeView>;
-  /** Counts a volume that is being created. A negative size takes back a failed one. */
+  reportOf(node: string): NodeStoresReport | undefined;
+  all(): Iterable<NodeStoresReport>;
+  /** Counts a volume that is being created. Call it with a negative size if the creation failed. */
   addPending(node: string, store: string, bytes: bigint): void;
   /**
-   * The total size of the volumes created there since the last report, for spreading volumes over nodes. It must not be subtracted from the
-   * free space: sizes are limits that may never be filled. The agent decides whether one more volume fits.
+   * The total size of the volumes created on this store of the node since the last report, for spreading volumes over nodes. It must not be
+   * subtracted from the free space: sizes are limits that may never be filled. The agent decides whether one more volume fits.
    */
   pendingBytes(node: string, store: string): bigint;
   /** When the store was last reported open since the agent connected, by the clock's `elapsed`. Undefined: never. */
   lastOpenAt(node: string, store: string): number | undefined;
   /**
    * Calls back when the report of a node changes, with the report before. Undefined if there was none, or if the agent may have applied a
-   * change of a Store object meanwhile, which need not show in the report.
+   * change of a Store object meanwhile, which the report need not show.
    */
-  onChange(changed: (node: string, before: NodeView | undefined) => void): void;
+  onChange(changed: (node: string, before: NodeStoresReport | undefined) => void): void;
 }
 
 const openIntervalMs = 30_000;
@@ -52,65 +52,71 @@ export interface NodeStoresOptions {
 
 export function createNodeStores(options: NodeStoresOptions): NodeStores {
   const { agents, clock, caches } = options;
-  const views = new Map<string, NodeView>();
+  const reports = new Map<string, NodeStoresReport>();
   const pendingBytes = createPendingBytes();
   const lastOpenAt = new Map<string, Map<string, number>>();
   const retryDelays = new Map<string, number>();
   /** Nodes whose agents may not have applied the last change of a Store object. */
   const staleNodes = new Set<string>();
   const listeners = new Set<Parameters<NodeStores['onChange']>[0]>();
-  const notify = (node: string, before: NodeView | undefined): void => {
+  const notify = (node: string, before: NodeStoresReport | undefined): void => {
     for (const listener of listeners) listener(node, before);
   };
 
-  async function reconcile(node: string, scope: Scope): Promise<Done | Again> {
+  async function reconcile(node: string, scope: Scope): Promise<ReconcileDone | RequeueAfter> {
     if (!agents.nodes().includes(node)) {
       retryDelays.delete(node);
       staleNodes.delete(node);
       pendingBytes.forget(node);
       lastOpenAt.delete(node);
-      const before = views.get(node);
-      if (views.delete(node)) notify(node, before);
+      const before = reports.get(node);
+      if (reports.delete(node)) notify(node, before);
       return done;
     }
     const found = await listNodeStores(node, options, scope).catch((thrown: unknown) => {
       const { message, reason } = stowageError(thrown);
-      if (reason === 'agent-no-answer') closeAll(node, message);
+      if (reason === 'agent-no-answer') markClosed(node, message);
       throw thrown;
     });
     const stores = new Map(found.map((store) => [store.name, store]));
     pendingBytes.forget(node);
     update(node, stores);
-    return again(
+    return requeueAfter(
       retryDelayFor(node, stores) ??
         (stores.values().every(({ isOpen }) => isOpen) ? openIntervalMs : closedIntervalMs),
     );
   }
 
   function update(node: string, stores: ReadonlyMap<string, NodeStore>): void {
-    const before = views.get(node);
-    const until = lastOpenAt.get(node) ?? new Map<string, number>();
-    for (const seen of [before?.stores ?? [], stores])
-      for (const [name, { isOpen }] of seen) if (isOpen) until.set(name, clock.elapsed());
-    lastOpenAt.set(node, until);
-    views.set(node, { node, stores });
+    const before = reports.get(node);
+    const openTimes = lastOpenAt.get(node) ?? new Map<string, number>();
+    for (const reported of [before?.stores ?? [], stores])
+      for (const [name, { isOpen }] of reported) if (isOpen) openTimes.set(name, clock.elapsed());
+    lastOpenAt.set(node, openTimes);
+    reports.set(node, { node, stores });
     if (staleNodes.has(node)) notify(node, undefined);
     // Without a change do not notify: it would wake every waiting claim with every poll of every node.
     else if (!isDeepStrictEqual(before?.stores, stores)) notify(node, before);
   }
 
-  /** A connected agent that does not answer: its last report must not stay valid. A lost connection is handled elsewhere. */
-  function closeAll(node: string, problem: string): void {
-    const before = views.get(node)?.stores;
+  /**
+   * Marks all stores of a connected agent that does not answer as closed: its last report must not stay valid. A lost connection is handled
+   * elsewhere.
+   */
+  function markClosed(node: string, problem: string): void {
+    const before = reports.get(node)?.stores;
     if (before === undefined) return;
     update(node, new Map([...before].map(([name, store]) => [name, closedStore(store, problem)])));
   }
 
-  /** When to ask again for stores that the agent has not applied yet. Undefined if it has them all, or after too many retries. */
+  /**
+   * The delay until the next poll of an agent that has not applied all Store objects yet. Undefined if it has applied them, or after too
+   * many retries.
+   */
   function retryDelayFor(node: string, stores: ReadonlyMap<string, NodeStore>): number | undefined {
-    const isSoon = lacksStores(stores, options) || staleNodes.has(node);
-    const ms = isSoon ? 2 * (retryDelays.get(node) ?? firstRetryMs / 2) : openIntervalMs;
-    if (isSoon) retryDelays.set(node, ms);
+    const isIncomplete = lacksStores(stores, options) || staleNodes.has(node);
+    const ms = isIncomplete ? 2 * (retryDelays.get(node) ?? firstRetryMs / 2) : openIntervalMs;
+    if (isIncomplete) retryDelays.set(node, ms);
     else retryDelays.delete(node);
     if (ms < openIntervalMs) return ms;
     staleNodes.delete(node);
@@ -123,7 +129,7 @@ export function createNodeStores(options: NodeStoresOptions): NodeStores {
     reconcile,
     workers: 16,
     maxRetryMs: openIntervalMs,
-    // An agent that does not answer must not delay the others.
+    // An agent that does not answer must not delay other agents.
     groupOf: (node) => node,
   });
   agents.follow((node) => controller.add(node));
@@ -135,35 +141,35 @@ export function createNodeStores(options: NodeStoresOptions): NodeStores {
   // Wait for this cache: only stores with a Store object count.
   controller.follow(caches.stores, () => []);
   /** Drops the reports about a store after its Store object changed: they are about another location, or other limits. */
-  const forget = ({ metadata: { name = '' } }: StoreObject): void => {
-    for (const { node, stores } of Array.from(views.values())) {
-      const others = new Map([...stores].filter(([one]) => one !== name));
-      if (others.size < stores.size) update(node, others);
+  const dropReports = ({ metadata: { name = '' } }: StoreObject): void => {
+    for (const { node, stores } of Array.from(reports.values())) {
+      const otherStores = new Map([...stores].filter(([one]) => one !== name));
+      if (otherStores.size < stores.size) update(node, otherStores);
     }
     for (const node of agents.nodes()) staleNodes.add(node);
     addAll();
   };
   caches.stores.on({
     added: addAll,
-    deleted: forget,
+    deleted: dropReports,
     changed: (now, before) => {
-      if (!hasSameSpec(now, before)) forget(before);
+      if (!hasSameSpec(now, before)) dropReports(before);
     },
   });
   return {
     ...controller,
-    of: (node) => views.get(node),
-    all: () => views.values(),
+    reportOf: (node) => reports.get(node),
+    all: () => reports.values(),
     lastOpenAt: (node, store) => lastOpenAt.get(node)?.get(store),
     addPending: pendingBytes.add,
-    pendingBytes: pendingBytes.of,
+    pendingBytes: pendingBytes.get,
     onChange: (changed) => void listeners.add(changed),
   };
 }
 
 /** Whether the node's report lacks a local store that has a Store object. */
 const lacksStores = (
-  stores: NodeView['stores'],
+  stores: NodeStoresReport['stores'],
   { caches, kinds }: Pick<NodeStoresOptions, 'caches' | 'kinds'>,
 ): boolean =>
   [...caches.stores.all()].some(
@@ -178,32 +184,40 @@ function createPendingBytes() {
       const sizes = byNode.get(node) ?? new Map<string, bigint>();
       byNode.set(node, sizes.set(store, (sizes.get(store) ?? 0n) + bytes));
     },
-    of: (node: string, store: string): bigint => byNode.get(node)?.get(store) ?? 0n,
+    get: (node: string, store: string): bigint => byNode.get(node)?.get(store) ?? 0n,
     forget: (node: string): void => void byNode.delete(node),
   };
 }
 
 /**
- * Whether a request that failed before may succeed now. Free space fluctuates, so more of it counts only if it is now enough for a request
- * in `short`.
+ * Whether a request that failed before may succeed now. Free space fluctuates, so more of it counts only if it is now enough for one of
+ * `unmetSizes`.
  */
-export function canTakeMore(
-  now: NodeView | undefined,
-  before: NodeView | undefined,
-  short: readonly bigint[],
+export function mayRetrySucceed(
+  now: NodeStoresReport | undefined,
+  before: NodeStoresReport | undefined,
+  unmetSizes: readonly bigint[],
 ): boolean {
   return [...(now?.stores.values() ?? [])].some((seen) => {
-    const was = before?.stores.get(seen.name);
+    const previous = before?.stores.get(seen.name);
     if (!seen.isOpen) return false;
-    if (was?.isOpen !== true || was.identity !== seen.identity || !isDeepStrictEqual(was.access, seen.access))
+    if (
+      previous?.isOpen !== true ||
+      previous.identity !== seen.identity ||
+      !isDeepStrictEqual(previous.access, seen.access)
+    )
       return true;
-    const isFreed = seen.volumes < was.volumes && short.length > 0;
-    return isFreed || short.some((bytes) => was.freeBytes < bytes && bytes <= seen.freeBytes);
+    const isFreed = seen.volumes < previous.volumes && unmetSizes.length > 0;
+    return isFreed || unmetSizes.some((bytes) => previous.freeBytes < bytes && bytes <= seen.freeBytes);
   });
 }
 
 /** Ignores the status, which changes all the time. */
 function hasSameSpec(one: StoreObject, other: StoreObject): boolean {
-  const said = ({ metadata: { uid }, spec: { uri, options = {} } }: StoreObject): object => ({ uid, uri, options });
-  return isDeepStrictEqual(said(one), said(other));
+  const comparedFields = ({ metadata: { uid }, spec: { uri, options = {} } }: StoreObject): object => ({
+    uid,
+    uri,
+    options,
+  });
+  return isDeepStrictEqual(comparedFields(one), comparedFields(other));
 }

@@ -11,7 +11,7 @@ import { type ControllerContext, ignoreNotFound } from './controller-context.ts'
 import { isDiscardRefused } from './discard.ts';
 import { persistentVolumesOf } from './handles.ts';
 import { type Controller, createController } from './machinery/controller.ts';
-import { type Again, again, type Done, done } from './machinery/outcome.ts';
+import { done, type ReconcileDone, type RequeueAfter, requeueAfter } from './machinery/outcome.ts';
 import { nodeReference, volumeNameFor } from './names.ts';
 import { retainedLabel } from './provisioner.ts';
 import { storeReference } from './store-object.ts';
@@ -32,25 +32,25 @@ export interface NodeVolumes extends Controller {
 
 /** Long enough for a controller to write the PersistentVolume. */
 const minAgeMs = 600_000;
-const intervalMs = 900_000;
+const searchIntervalMs = 900_000;
 const pageSize = 500;
 /** A bound on the volumes of one node. */
 const maxVolumesOnNode = 50_000;
-/** Per search, since each costs requests to the API server. */
-const maxSuspects = 1_000;
+/** The limit of one search, since each suspect costs requests to the API server. */
+const maxSuspectsPerSearch = 1_000;
 const maxShownVolumes = 5;
 
 /**
- * Searches each node when its agent connects, and periodically. A volume whose claim is gone, or has another volume, is deleted if it is
- * certainly empty, as it is if it never had a PersistentVolume; otherwise it is reported and stays.
+ * Searches each node when its agent connects, and periodically. Deletes a volume whose claim is gone, or has another volume, if the volume
+ * is certainly empty, as it is if it never had a PersistentVolume. Reports other such volumes, which stay.
  */
 export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
   const { client, clock, caches, events, agents, cluster } = options;
-  const onAgents = createAgentVolumes(agents, cluster);
+  const agentVolumes = createAgentVolumes(agents, cluster);
   /** By node: the UIDs of the claims of such volumes. Absent if the node has not been searched yet. */
   const unboundClaims = new Map<string, ReadonlySet<string>>();
 
-  async function reconcile(node: string, scope: Scope): Promise<Done | Again> {
+  async function reconcile(node: string, scope: Scope): Promise<ReconcileDone | RequeueAfter> {
     if (!agents.nodes().includes(node)) {
       unboundClaims.delete(node);
       return done;
@@ -60,14 +60,14 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
       const uid = volume.labels[claimLabels.uid];
       if (uid === undefined || persistentVolumesOf(caches, volume).length > 0) continue;
       uids.add(uid);
-      if (suspects.size < maxSuspects && isSuspect(volume, uid)) suspects.set(volume.id, volume);
+      if (suspects.size < maxSuspectsPerSearch && isSuspect(volume, uid)) suspects.set(volume.id, volume);
     }
     unboundClaims.set(node, uids);
-    await dropKnown(suspects, scope);
-    const left: AgentVolume[] = [];
-    for (const volume of suspects.values()) if (!(await deleteIfEmpty(node, volume, scope))) left.push(volume);
-    report(node, left);
-    return again(intervalMs);
+    await dropReferenced(suspects, scope);
+    const kept: AgentVolume[] = [];
+    for (const volume of suspects.values()) if (!(await deleteIfEmpty(node, volume, scope))) kept.push(volume);
+    report(node, kept);
+    return requeueAfter(searchIntervalMs);
   }
 
   async function* volumesOn(node: string, scope: Scope): AsyncGenerator<AgentVolume, void, undefined> {
@@ -79,7 +79,8 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
       if (volumes.length > pageSize || seen > maxVolumesOnNode || (volumes.length === 0 && next !== undefined))
         throw unexpectedAnswer();
       // Never delete volumes of a store that did not answer; but do report that they may exist.
-      for (const volume of volumes) yield unanswered.includes(volume.store) ? { ...volume, ...untouchable } : volume;
+      for (const volume of volumes)
+        yield unanswered.includes(volume.store) ? { ...volume, ...createdInFuture } : volume;
       if (next === undefined) return;
       after = `&after=${encodeURIComponent(next)}`;
     }
@@ -88,22 +89,22 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
   function isSuspect({ labels, createdAt }: AgentVolume, uid: string): boolean {
     if (labels[retainedLabel] !== undefined || createdAt > clock.now()) return false;
     // The claim has a PersistentVolume for another volume, so this one will never get one.
-    if (caches.volumes.by('claim', uid).length > 0) return true;
-    return clock.now() - createdAt >= minAgeMs && !caches.claims.by('uid', uid).some(isUnbound);
+    if (caches.volumes.byIndex('claim', uid).length > 0) return true;
+    return clock.now() - createdAt >= minAgeMs && !caches.claims.byIndex('uid', uid).some(isUnbound);
   }
 
   /** Asks the API server, since the caches may be behind. */
-  async function dropKnown(suspects: Map<string, AgentVolume>, { signal }: Scope): Promise<void> {
+  async function dropReferenced(suspects: Map<string, AgentVolume>, { signal }: Scope): Promise<void> {
     for (const suspect of Array.from(suspects.values())) {
       const { id, labels } = suspect;
       const uid = labels[claimLabels.uid] ?? '';
       const [namespace, name] = [labels[claimLabels.namespace] ?? '', labels[claimLabels.name] ?? ''];
       const volume = await ignoreNotFound(client.get(persistentVolumes, { name: volumeNameFor(uid) }, signal));
-      const isOther = volume !== undefined && !handlesOf(suspect).includes(volume.spec.csi?.volumeHandle ?? '');
-      if (isOther) continue;
+      const isOtherVolume = volume !== undefined && !handlesOf(suspect).includes(volume.spec.csi?.volumeHandle ?? '');
+      if (isOtherVolume) continue;
       const claim = await ignoreNotFound(client.get(claims, { namespace, name }, signal));
-      const mayStill = claim?.metadata.uid === uid && isUnbound(claim);
-      if (volume !== undefined || mayStill) suspects.delete(id);
+      const mayStillBind = claim?.metadata.uid === uid && isUnbound(claim);
+      if (volume !== undefined || mayStillBind) suspects.delete(id);
     }
     if (suspects.size === 0) return;
     // Search by every handle: a user may have written a PersistentVolume by hand.
@@ -112,10 +113,13 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
       for (const { spec } of items) suspects.delete(byHandle.get(spec.csi?.volumeHandle ?? '') ?? '');
   }
 
-  /** Deletes only what is certainly empty. If the content cannot be counted, only a volume that was never published is. */
+  /**
+   * Deletes the volume only if it is certainly empty. If the content cannot be counted, only a volume that was never published counts as
+   * empty.
+   */
   async function deleteIfEmpty(node: string, { id, name, store }: AgentVolume, scope: Scope): Promise<boolean> {
     try {
-      await onAgents.discard(node, id, scope);
+      await agentVolumes.discard(node, id, scope);
       scope.log.info('deleted an empty orphan volume', { node, volume: `${store}/${name}` });
       return true;
     } catch (thrown) {
@@ -126,16 +130,16 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
     }
   }
 
-  function report(node: string, left: readonly AgentVolume[]): void {
-    for (const [store, those] of Map.groupBy(left, (volume) => volume.store as string)) {
+  function report(node: string, kept: readonly AgentVolume[]): void {
+    for (const [store, volumes] of Map.groupBy(kept, (volume) => volume.store as string)) {
       const object = caches.stores.get(store);
       if (object === undefined) continue;
-      const names = those.slice(0, maxShownVolumes).map(({ name }) => name);
-      const more = those.length > maxShownVolumes ? `, and ${those.length - maxShownVolumes} more` : '';
-      const note = `On node ${node}, ${those.length} volumes belong to no claim and no PersistentVolume of this cluster, and contain or may contain data: ${names.join(', ')}${more}. Create PersistentVolumes for them, or delete them there: stowage volume delete.`;
-      const about = { type: 'Warning', reason: 'OrphanedVolumes', action: 'Look', note } as const;
+      const names = volumes.slice(0, maxShownVolumes).map(({ name }) => name);
+      const more = volumes.length > maxShownVolumes ? `, and ${volumes.length - maxShownVolumes} more` : '';
+      const note = `On node ${node}, ${volumes.length} volumes belong to no claim and no PersistentVolume of this cluster, and contain or may contain data: ${names.join(', ')}${more}. Create PersistentVolumes for them, or delete them there: stowage volume delete.`;
+      const event = { type: 'Warning', reason: 'OrphanedVolumes', action: 'Look', note } as const;
       // `related` makes one Event for each node.
-      events.report({ ...about, regarding: storeReference(object), related: nodeReference(node) });
+      events.report({ ...event, regarding: storeReference(object), related: nodeReference(node) });
     }
   }
 
@@ -163,4 +167,4 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
 const isUnbound = ({ spec }: PersistentVolumeClaim): boolean => (spec.volumeName ?? '') === '';
 
 /** For a volume of a store that did not answer: a creation time in the future protects it from deletion. */
-const untouchable = { createdAt: Number.POSITIVE_INFINITY } as const;
+const createdInFuture = { createdAt: Number.POSITIVE_INFINITY } as const;

@@ -8,18 +8,18 @@ import { volumeNameFor } from './names.ts';
 
 /** Throws for a class with invalid parameters. */
 export function parametersOf({ metadata: { name = '' }, parameters = {} }: StorageClass): VolumeParameters {
-  const read = readParameters(Object.entries(parameters), classParameters, {
+  const values = readParameters(Object.entries(parameters), classParameters, {
     unknown: (key) =>
       invalid(`class '${name}' has the unknown parameter ${quoted(key)}`, 'Allowed are: store, nameTemplate, enforce'),
     notBoolean: (value) => invalid(`class '${name}': ${quoted(value)} is not a value for enforce`, 'Use true or false'),
   });
-  const { nameTemplate } = read;
+  const { nameTemplate } = values;
   if (nameTemplate !== undefined && !isNameTemplate(nameTemplate))
     throw invalid(
       `class '${name}': ${quoted(nameTemplate)} is not a valid name template`,
       'Use {namespace}, {name}, {uid}, {label:KEY} and {annotation:KEY}, for example {namespace}-{name}',
     );
-  return read;
+  return values;
 }
 
 /** Throws for mountOptions that Stowage would not apply. The error does not name them: they may contain secrets. */
@@ -57,11 +57,12 @@ const unfit = (name: string): StowageError =>
   new StowageError(`the volume would be called ${quoted(name)}, which cannot be the name of a volume`, {
     code: 'invalid',
     reason: 'claim-name-unfit',
-    action: 'Names have 1 to 128 of A-Z a-z 0-9 _ . -: change what the template of the class takes from the claim.',
+    action:
+      'Names have 1 to 128 characters of A-Z a-z 0-9 _ . -: change the name template of the class, or the values that it takes from the claim.',
   });
 
-const missing = (what: string, key: string): StowageError =>
-  new StowageError(`the class names volumes by the ${what} ${quoted(key)}, which the claim does not have`, {
+const missing = (kind: string, key: string): StowageError =>
+  new StowageError(`the class names volumes by the ${kind} ${quoted(key)}, which the claim does not have`, {
     code: 'invalid',
     reason: 'claim-name-incomplete',
     action: 'Add it to the claim.',

@@ -6,58 +6,58 @@ import type { MountProblem } from './mount-problems.ts';
 import { claimReference } from './names.ts';
 
 /** The API server keeps an Event on a pod for an hour. */
-const repeatMs = 1_800_000;
+const repeatIntervalMs = 1_800_000;
 
 interface ReportedProblem {
   readonly problem: MountProblem;
-  readonly at: number;
+  readonly reportedAt: number;
 }
 
 /** Reports problems, and their end, as Events on pods. Remembers what it reported; a new leader reports problems again. */
 export interface PodHealthEvents {
-  /** `key` identifies the volume and its PersistentVolume. `worst`: the pods with a problem now. */
-  report(key: string, worst: readonly AffectedPod[], claim: PersistentVolumeClaim | undefined): void;
+  /** `key` identifies the volume and its PersistentVolume. `affectedPods`: the pods that have a problem now, the worst first. */
+  report(key: string, affectedPods: readonly AffectedPod[], claim: PersistentVolumeClaim | undefined): void;
 }
 
 export function createPodHealthEvents({ clock, events }: Pick<ControllerContext, 'clock' | 'events'>): PodHealthEvents {
   /** By `key`, then by pod uid. */
   const reported = new Map<string, ReadonlyMap<string, ReportedProblem>>();
 
-  function report(key: string, worst: readonly AffectedPod[], claim: PersistentVolumeClaim | undefined): void {
-    const before = reported.get(key) ?? new Map<string, ReportedProblem>();
+  function report(key: string, affectedPods: readonly AffectedPod[], claim: PersistentVolumeClaim | undefined): void {
+    const previous = reported.get(key) ?? new Map<string, ReportedProblem>();
     const now = clock.elapsed();
-    const after = new Map<string, ReportedProblem>();
-    const about = { action: healthAction, ...(claim === undefined ? {} : { related: claimReference(claim) }) };
-    for (const { problem, pod } of worst) {
-      if (after.has(problem.pod.uid)) continue;
-      const known = before.get(problem.pod.uid);
-      if (known?.problem.kind === problem.kind && now - known.at < repeatMs) {
-        after.set(problem.pod.uid, known);
+    const current = new Map<string, ReportedProblem>();
+    const commonFields = { action: healthAction, ...(claim === undefined ? {} : { related: claimReference(claim) }) };
+    for (const { problem, pod } of affectedPods) {
+      if (current.has(problem.pod.uid)) continue;
+      const known = previous.get(problem.pod.uid);
+      if (known?.problem.kind === problem.kind && now - known.reportedAt < repeatIntervalMs) {
+        current.set(problem.pod.uid, known);
         continue;
       }
-      after.set(problem.pod.uid, { problem, at: now });
+      current.set(problem.pod.uid, { problem, reportedAt: now });
       const note = podNote(problem, pod, claim?.metadata.name);
       events.report({
-        ...about,
+        ...commonFields,
         regarding: podReference(problem.pod),
         type: 'Warning',
         reason: healthEventReasons.unhealthy,
         note,
       });
     }
-    for (const [uid, { problem }] of before) {
-      if (after.has(uid)) continue;
+    for (const [uid, { problem }] of previous) {
+      if (current.has(uid)) continue;
       const note = podNote(undefined, undefined, claim?.metadata.name);
       events.report({
-        ...about,
+        ...commonFields,
         regarding: podReference(problem.pod),
         type: 'Normal',
         reason: healthEventReasons.healthy,
         note,
       });
     }
-    if (after.size === 0) reported.delete(key);
-    else reported.set(key, after);
+    if (current.size === 0) reported.delete(key);
+    else reported.set(key, current);
   }
 
   return { report };

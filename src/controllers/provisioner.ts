@@ -13,11 +13,11 @@ import type { NewVolume } from '#core/volumes.ts';
 import type { NodeSelector, PersistentVolume, StorageClass } from '#wire/kube/types.ts';
 import { ignoreDiscardRefused } from './discard.ts';
 import { type HasPersistentVolume, handleAndStoreOf, handleOf } from './handles.ts';
-import type { Again } from './machinery/outcome.ts';
-import { storeIdentity } from './names.ts';
+import type { RequeueAfter } from './machinery/outcome.ts';
+import { storeIdentityAnnotation } from './names.ts';
 import { refusalOf, type StoreObject } from './store-object.ts';
 
-/** The volume that a claim asks for. */
+/** The volume that a claim requests. */
 export interface VolumeRequest {
   readonly claim: { readonly namespace: string; readonly name: string; readonly uid: string };
   /** Undefined: the driver's only store. */
@@ -30,7 +30,7 @@ export interface VolumeRequest {
   /** The node that the scheduler chose for the first pod. */
   readonly node: string | undefined;
   /** The allowed topologies of the class. Empty: everywhere. */
-  readonly allowed: NonNullable<StorageClass['allowedTopologies']>;
+  readonly allowedTopologies: NonNullable<StorageClass['allowedTopologies']>;
 }
 
 export interface ProvisionedVolume {
@@ -54,16 +54,16 @@ export interface ExpandedVolume {
 export interface Provisioner {
   readonly driver: string;
   /** Idempotent: the same claim gets the same volume, also from another controller. */
-  create(want: VolumeRequest, scope: Scope): Promise<ProvisionedVolume | Again>;
+  create(request: VolumeRequest, scope: Scope): Promise<ProvisionedVolume | RequeueAfter>;
   /** Whether another node than the one that the scheduler chose may succeed after this error. */
   canTryAnotherNode?(error: unknown): boolean;
   /** Calls back when a retry of failed requests may succeed. */
   follow?(changed: () => void): void;
   /**
    * Deletes the volume that was created for a claim that is gone, or has another volume. Idempotent. A volume that a PersistentVolume
-   * refers to, or that may contain data, stays: the controllers of orphans report it.
+   * refers to, or that may contain data, stays: the orphan controllers report it.
    */
-  deleteAbandoned(uid: string, isHad: HasPersistentVolume, scope: Scope): Promise<void>;
+  deleteAbandoned(uid: string, hasPersistentVolume: HasPersistentVolume, scope: Scope): Promise<void>;
   /**
    * Deletes the volume of a PersistentVolume. Idempotent, but reports success for an absent volume only if its store has answered.
    * Throws 'in-use'.
@@ -110,11 +110,12 @@ export function createCoreProvisioner(core: Core, whyNotOpen: WhyNotOpen): Provi
 
   const fileStoreNames = (): readonly StoreName[] => fileStores().map(({ config }) => config.name);
 
-  function newVolume(want: VolumeRequest): NewVolume {
-    const { config, store } = storeFor(want.store);
-    if (store !== undefined && !store.access.includes(want.access)) throw unsupportedAccess(config.name, want.access);
-    const { name, bytes, access, labels } = want;
-    const enforce = want.enforce ? { enforce: true } : {};
+  function newVolume(request: VolumeRequest): NewVolume {
+    const { config, store } = storeFor(request.store);
+    if (store !== undefined && !store.access.includes(request.access))
+      throw unsupportedAccess(config.name, request.access);
+    const { name, bytes, access, labels } = request;
+    const enforce = request.enforce ? { enforce: true } : {};
     return {
       store: config.name,
       name,
@@ -122,21 +123,21 @@ export function createCoreProvisioner(core: Core, whyNotOpen: WhyNotOpen): Provi
       access,
       labels,
       ...enforce,
-      ownLabels: claimLabelsFor(want, core.instance),
+      ownLabels: claimLabelsFor(request, core.instance),
     };
   }
 
   return {
     driver: fileDriver.name,
-    create: async (want, scope) => {
-      const wanted = { stores: fileStoreNames(), want: () => newVolume(want) };
-      const { volume, storeIdentity: identity } = await core.provision(wanted, callWith(scope, want.claim.uid));
+    create: async (request, scope) => {
+      const wanted = { stores: fileStoreNames(), want: () => newVolume(request) };
+      const { volume, storeIdentity: identity } = await core.provision(wanted, callWith(scope, request.claim.uid));
       return { volume, nodeSelector: undefined, identity };
     },
-    deleteAbandoned: async (uid, isHad, scope) => {
+    deleteAbandoned: async (uid, hasPersistentVolume, scope) => {
       const volume = core.catalogue.createdByRequest(uid, fileStoreNames());
       if (volume === undefined || volume.labels[retainedLabel] !== undefined) return;
-      if (await isHad(volume, scope.signal)) return;
+      if (await hasPersistentVolume(volume, scope.signal)) return;
       await ignoreDiscardRefused(
         core.deletions.delete(volume.id, undefined, callWith(scope, `back:${uid}`), { discard: true }),
       );
@@ -156,14 +157,14 @@ export function createCoreProvisioner(core: Core, whyNotOpen: WhyNotOpen): Provi
     },
     retain: async (volume, scope) => {
       const handle = handleOf(volume);
-      const own = { [retainedLabel]: 'true' };
-      await core.volumes.label(handle, {}, undefined, callWith(scope, `retain:${handle}`), own);
+      const ownLabels = { [retainedLabel]: 'true' };
+      await core.volumes.label(handle, {}, undefined, callWith(scope, `retain:${handle}`), ownLabels);
     },
-    expand: async (held, bytes, scope) => {
-      const handle = handleOf(held);
+    expand: async (persistentVolume, bytes, scope) => {
+      const handle = handleOf(persistentVolume);
       const before = await core.catalogue.resolve(handle, scope);
-      const isLarger = before.bytes !== undefined && before.bytes >= bytes;
-      const volume = isLarger
+      const isLargeEnough = before.bytes !== undefined && before.bytes >= bytes;
+      const volume = isLargeEnough
         ? before
         : await core.volumes.expand(handle, bytes, undefined, callWith(scope, `expand:${handle}:${bytes}`));
       return { bytes: volume.bytes ?? bytes, nodeExpansionRequired: volume.enforce };
@@ -173,8 +174,9 @@ export function createCoreProvisioner(core: Core, whyNotOpen: WhyNotOpen): Provi
 
 export function unknownStore(wanted: string | undefined, all: readonly string[]): StowageError {
   const stores = all.length === 0 ? 'there is none' : all.join(', ');
-  const what = wanted === undefined ? 'the class names no store' : `there is no store ${quoted(wanted)} for the class`;
-  return new StowageError(what, {
+  const message =
+    wanted === undefined ? 'the class names no store' : `there is no store ${quoted(wanted)} for the class`;
+  return new StowageError(message, {
     code: 'invalid',
     reason: 'class-store-unknown',
     action: `Ask the administrator for a class whose parameter store is one of these: ${stores}`,
@@ -202,11 +204,11 @@ export const storeRemoved = (store: string): StowageError =>
   );
 
 /** Call it for a volume that was not found. Throws if the Store of that name is at another location than when the volume was created. */
-export function refuseMovedStore({ metadata }: PersistentVolume, store: string, now: string | undefined): void {
-  const before = metadata.annotations?.[storeIdentity];
-  if (before === undefined || before === now) return;
+export function refuseMovedStore({ metadata }: PersistentVolume, store: string, identity: string | undefined): void {
+  const recorded = metadata.annotations?.[storeIdentityAnnotation];
+  if (recorded === undefined || recorded === identity) return;
   // The store is closed at the moment, or the agent is too old to report the identity.
-  if (now === undefined) throw storeNotOpen(store);
+  if (identity === undefined) throw storeNotOpen(store);
   throw new StowageError(
     `store '${store}' is at another location than when the volume was created, and the volume may still be at the old one`,
     {

@@ -11,13 +11,13 @@ import { type AbandonedClaims, createAbandonedClaims } from './abandoned-claims.
 import { type ControllerContext, ignoreNotFound } from './controller-context.ts';
 import { keyOf } from './machinery/cache.ts';
 import { type Controller, createController } from './machinery/controller.ts';
-import { type Again, again, type Done, done } from './machinery/outcome.ts';
+import { done, type ReconcileDone, type RequeueAfter, requeueAfter } from './machinery/outcome.ts';
 import {
   claimReference,
   classNameOf,
-  provisionedBy,
-  selectedNode,
-  storeIdentity,
+  provisionedByAnnotation,
+  selectedNodeAnnotation,
+  storeIdentityAnnotation,
   volumeFinalizer,
   volumeNameFor,
 } from './names.ts';
@@ -40,79 +40,89 @@ const provisionerAnnotations = [
  * Creates a volume and a PersistentVolume for each claim, with two requests: the PersistentVolume and an Event. It does not get the claim
  * first: if the claim changes meanwhile, Kubernetes releases the PersistentVolume, which is then deleted like any other.
  */
-export function createProvisioning(parts: ControllerContext): Controller {
-  const { client, clock, caches, events } = parts;
-  const abandonedClaims = createAbandonedClaims(parts, (key) => controller.add(key));
-  /** By claim: PersistentVolumes that are written but not in the cache yet. Kubernetes changes the claim at that very moment. */
-  const written = new Map<string, { readonly uid: string; readonly at: number }>();
+export function createProvisioning(context: ControllerContext): Controller {
+  const { client, clock, caches, events } = context;
+  const abandonedClaims = createAbandonedClaims(context, (key) => controller.add(key));
+  /** By claim: PersistentVolumes that are written but not in the cache yet. Kubernetes changes the claim at the same time. */
+  const recentWrites = new Map<string, { readonly uid: string; readonly writtenAt: number }>();
 
-  async function reconcile(key: string, scope: Scope): Promise<Done | Again> {
+  async function reconcile(key: string, scope: Scope): Promise<ReconcileDone | RequeueAfter> {
     if (abandonedClaims.isKey(key)) return await abandonedClaims.reconcile(key, scope);
     const claim = caches.claims.get(key);
     try {
       return await provision(key, claim, scope);
     } catch (error) {
-      if (claim !== undefined && !scope.signal.aborted) reportFailed(claim, error);
+      if (claim !== undefined && !scope.signal.aborted) reportProvisioningFailed(claim, error);
       throw error;
     }
   }
 
   /** Does not report on a new claim that has the same name. */
-  function reportFailed(claim: PersistentVolumeClaim, error: unknown): void {
+  function reportProvisioningFailed(claim: PersistentVolumeClaim, error: unknown): void {
     if (caches.claims.get(keyOf(claim))?.metadata.uid !== claim.metadata.uid) return;
-    const about = { reason: 'ProvisioningFailed', action: 'Provision' };
-    reportFailure(events, claimReference(claim), about, error);
+    const failureEvent = { reason: 'ProvisioningFailed', action: 'Provision' };
+    reportFailure(events, claimReference(claim), failureEvent, error);
   }
 
-  async function provision(key: string, claim: PersistentVolumeClaim | undefined, scope: Scope): Promise<Done | Again> {
-    const ours = classAndProvisioner(claim, parts);
-    if (claim === undefined || ours === undefined) {
-      written.delete(key);
+  async function provision(
+    key: string,
+    claim: PersistentVolumeClaim | undefined,
+    scope: Scope,
+  ): Promise<ReconcileDone | RequeueAfter> {
+    const matched = classAndProvisioner(claim, context);
+    if (claim === undefined || matched === undefined) {
+      recentWrites.delete(key);
       return done;
     }
-    const [kind, provisioner] = ours;
+    const [storageClass, provisioner] = matched;
     const { uid = '' } = claim.metadata;
-    const isThere = caches.volumes.get(volumeNameFor(uid)) !== undefined;
-    if (isThere) written.delete(key);
-    if (isThere || !mayProvision(claim, kind)) return done;
-    const wroteMs = written.get(key)?.uid === uid ? clock.elapsed() - (written.get(key)?.at ?? 0) : watchLagMs;
-    if (wroteMs < watchLagMs) return again(watchLagMs - wroteMs);
+    const isProvisioned = caches.volumes.get(volumeNameFor(uid)) !== undefined;
+    if (isProvisioned) recentWrites.delete(key);
+    if (isProvisioned || !mayProvision(claim, storageClass)) return done;
+    const sinceWrittenMs =
+      recentWrites.get(key)?.uid === uid ? clock.elapsed() - (recentWrites.get(key)?.writtenAt ?? 0) : watchLagMs;
+    if (sinceWrittenMs < watchLagMs) return requeueAfter(watchLagMs - sinceWrittenMs);
     if (needsPopulator(claim)) {
       reportPopulator(claim);
       return done;
     }
-    const want = requestFor(claim, kind);
+    const request = requestFor(claim, storageClass);
     if (mayBindExisting(claim)) return done;
-    using making = abandonedClaims.begin(claim, provisioner);
-    if (making === undefined) return again(cleanupRetryMs);
-    const made = await create(claim, want, provisioner, scope);
-    if ('kind' in made) return made;
-    await createPersistentVolume(client, volumeFor(claim, kind, made, provisioner.driver, want.bytes), scope);
-    making.written();
-    written.set(key, { uid, at: clock.elapsed() });
-    const note = `Created volume '${made.volume.store}/${made.volume.name}'`;
+    using creation = abandonedClaims.beginCreation(claim, provisioner);
+    if (creation === undefined) return requeueAfter(cleanupRetryMs);
+    const created = await createVolume(claim, request, provisioner, scope);
+    if ('kind' in created) return created;
+    await createPersistentVolume(
+      client,
+      volumeFor(claim, storageClass, created, provisioner.driver, request.bytes),
+      scope,
+    );
+    creation.markWritten();
+    recentWrites.set(key, { uid, writtenAt: clock.elapsed() });
+    const note = `Created volume '${created.volume.store}/${created.volume.name}'`;
     const regarding = claimReference(claim);
     events.report({ regarding, type: 'Normal', reason: 'ProvisioningSucceeded', action: 'Provision', note });
     return done;
   }
 
-  async function create(
+  async function createVolume(
     claim: PersistentVolumeClaim,
-    want: VolumeRequest,
-    by: Provisioner,
+    request: VolumeRequest,
+    provisioner: Provisioner,
     scope: Scope,
-  ): Promise<ProvisionedVolume | Again> {
+  ): Promise<ProvisionedVolume | RequeueAfter> {
     try {
-      return await by.create(want, scope);
+      return await provisioner.create(request, scope);
     } catch (error) {
-      if (want.node !== undefined && by.canTryAnotherNode?.(error) === true) await unselectNode(client, claim, scope);
+      if (request.node !== undefined && provisioner.canTryAnotherNode?.(error) === true)
+        await unselectNode(client, claim, scope);
       throw error;
     }
   }
 
   /** Whether an unbound PersistentVolume of that class exists. Kubernetes binds it if it fits, or annotates the claim if it does not. */
   const mayBindExisting = (claim: PersistentVolumeClaim): boolean =>
-    caches.volumes.by('free', classNameOf(claim)).length > 0 &&
+    caches.volumes.byIndex('free', classNameOf(claim)).length > 0 &&
     !provisionerAnnotations.some((key) => claim.metadata.annotations?.[key] !== undefined);
 
   function reportPopulator(claim: PersistentVolumeClaim): void {
@@ -127,14 +137,14 @@ export function createProvisioning(parts: ControllerContext): Controller {
     clock,
     reconcile,
     workers: 96,
-    perGroup: 48,
+    workersPerGroup: 48,
     groupOf: (key) =>
       abandonedClaims.isKey(key)
         ? '#'
-        : (classAndProvisioner(caches.claims.get(key), parts)?.[0].parameters?.['store'] ?? ''),
+        : (classAndProvisioner(caches.claims.get(key), context)?.[0].parameters?.['store'] ?? ''),
   });
-  followWaitingClaims(controller, parts, {
-    isWritten: (key) => written.has(key),
+  followWaitingClaims(controller, context, {
+    isWritten: (key) => recentWrites.has(key),
     cleanupKeysOf: abandonedClaims.keysOf,
   });
   return controller;
@@ -156,27 +166,29 @@ function followWaitingClaims(
   /** A claim and its PersistentVolume each change about four times while they are bound. Most of these changes need no reconcile. */
   const keyIfPending = (key: string): readonly string[] =>
     isWritten(key) || classAndProvisioner(caches.claims.get(key), parts) !== undefined ? [key] : [];
-  const waitingFor = (name: string): string[] => caches.claims.by('waiting', name).map(keyOf);
+  const claimsWaitingFor = (name: string): string[] => caches.claims.byIndex('waiting', name).map(keyOf);
   controller.follow(caches.claims, (claim) => {
     const key = keyOf(claim);
-    const back = cleanupKeysOf(claim);
+    const cleanupKeys = cleanupKeysOf(claim);
     // Reconcile the key, which resets its backoff: the next claim of that name must not inherit this one's failures.
-    return back.length > 0 ? [key, ...back] : keyIfPending(key);
+    return cleanupKeys.length > 0 ? [key, ...cleanupKeys] : keyIfPending(key);
   });
   for (const [driver, { follow }] of provisioners)
     follow?.(() => {
       for (const { metadata, provisioner } of caches.classes.all())
-        if (provisioner === driver) for (const key of waitingFor(metadata.name ?? '')) controller.add(key);
+        if (provisioner === driver) for (const key of claimsWaitingFor(metadata.name ?? '')) controller.add(key);
     });
-  controller.follow(caches.classes, ({ metadata }) => waitingFor(metadata.name ?? ''));
+  controller.follow(caches.classes, ({ metadata }) => claimsWaitingFor(metadata.name ?? ''));
   controller.follow(caches.stores, ({ metadata: { name } }) =>
     [...caches.classes.all()]
       .filter(({ parameters }) => parameters?.['store'] === undefined || parameters['store'] === name)
-      .flatMap(({ metadata, provisioner }) => (provisioners.has(provisioner) ? waitingFor(metadata.name ?? '') : [])),
+      .flatMap(({ metadata, provisioner }) =>
+        provisioners.has(provisioner) ? claimsWaitingFor(metadata.name ?? '') : [],
+      ),
   );
   controller.follow(caches.volumes, ({ spec: { storageClassName = '', claimRef } }) =>
     claimRef?.uid === undefined
-      ? waitingFor(storageClassName)
+      ? claimsWaitingFor(storageClassName)
       : keyIfPending(`${claimRef.namespace ?? ''}/${claimRef.name ?? ''}`),
   );
 }
@@ -200,7 +212,7 @@ async function unselectNode(
   { signal }: Scope,
 ): Promise<void> {
   const { namespace = '', name = '', uid = '', resourceVersion = '' } = metadata;
-  const body = { metadata: { uid, resourceVersion, annotations: { [selectedNode]: null } } };
+  const body = { metadata: { uid, resourceVersion, annotations: { [selectedNodeAnnotation]: null } } };
   await ignoreNotFound(client.patch(claims, { namespace, name }, { kind: 'merge', body }, signal));
 }
 
@@ -217,9 +229,9 @@ async function createPersistentVolume(
   }
 }
 
-/** With WaitForFirstConsumer, not before the scheduler has chosen the node of the first pod. */
+/** Whether to create the volume now: with WaitForFirstConsumer, not before the scheduler has chosen the node of the first pod. */
 const mayProvision = ({ metadata }: PersistentVolumeClaim, { volumeBindingMode }: StorageClass): boolean =>
-  volumeBindingMode !== 'WaitForFirstConsumer' || metadata.annotations?.[selectedNode] !== undefined;
+  volumeBindingMode !== 'WaitForFirstConsumer' || metadata.annotations?.[selectedNodeAnnotation] !== undefined;
 
 const builtInSources: ReadonlySet<string> = new Set([
   '/PersistentVolumeClaim',
@@ -234,10 +246,10 @@ function needsPopulator({ spec: { dataSourceRef } }: PersistentVolumeClaim): boo
 }
 
 /** Throws for a request that Stowage does not support. */
-function requestFor(claim: PersistentVolumeClaim, kind: StorageClass): VolumeRequest {
+function requestFor(claim: PersistentVolumeClaim, storageClass: StorageClass): VolumeRequest {
   const { metadata, spec } = claim;
   const { namespace = '', name = '', uid = '' } = metadata;
-  const { store, enforce = false, nameTemplate } = parametersOf(kind);
+  const { store, enforce = false, nameTemplate } = parametersOf(storageClass);
   if (spec.dataSource !== undefined || spec.dataSourceRef !== undefined)
     throw unsupported('has a dataSource: Stowage cannot clone volumes or restore snapshots yet', 'Remove dataSource.');
   if (spec.selector !== undefined)
@@ -249,17 +261,17 @@ function requestFor(claim: PersistentVolumeClaim, kind: StorageClass): VolumeReq
   if (bytes === undefined || bytes === 0n)
     throw unsupported('requests no storage', 'Set spec.resources.requests.storage.');
   const access: Access = spec.volumeMode === 'Block' ? 'block' : 'filesystem';
-  // No kubelet could mount such a volume, and its pods would wait forever.
-  const onMany =
-    driverNamed(kind.provisioner)?.multiNode === false
+  // No kubelet could mount a volume with this access mode, and its pods would wait forever.
+  const accessMode =
+    driverNamed(storageClass.provisioner)?.multiNode === false
       ? spec.accessModes?.find((mode) => mode.endsWith('Many'))
       : undefined;
-  if (onMany !== undefined)
+  if (accessMode !== undefined)
     throw unsupported(
-      `requests ${onMany}, but volumes of its class can be used on one node only`,
+      `requests ${accessMode}, but volumes of its class can be used on one node only`,
       `Use ReadWriteOnce or ReadWriteOncePod; or a class of ${fileDriver.name}, whose stores all nodes can reach.`,
     );
-  if (access === 'filesystem') refuseMountOptions(kind);
+  if (access === 'filesystem') refuseMountOptions(storageClass);
   return {
     claim: { namespace, name, uid },
     store,
@@ -269,8 +281,11 @@ function requestFor(claim: PersistentVolumeClaim, kind: StorageClass): VolumeReq
     name: nameFor(claim, nameTemplate),
     labels: labelsOf(metadata.labels ?? {}),
     // With any other binding mode the annotation has no meaning; it may be left over from another class.
-    node: kind.volumeBindingMode === 'WaitForFirstConsumer' ? metadata.annotations?.[selectedNode] : undefined,
-    allowed: kind.allowedTopologies ?? [],
+    node:
+      storageClass.volumeBindingMode === 'WaitForFirstConsumer'
+        ? metadata.annotations?.[selectedNodeAnnotation]
+        : undefined,
+    allowedTopologies: storageClass.allowedTopologies ?? [],
   };
 }
 
@@ -287,19 +302,22 @@ const labelsOf = (labels: Labels): Labels =>
 
 function volumeFor(
   claim: PersistentVolumeClaim,
-  kind: StorageClass,
+  storageClass: StorageClass,
   { volume, nodeSelector, identity }: ProvisionedVolume,
   driver: string,
   bytes: bigint,
 ): PersistentVolume {
   const { uid = '' } = claim.metadata;
-  const { reclaimPolicy = 'Delete', mountOptions } = kind;
+  const { reclaimPolicy = 'Delete', mountOptions } = storageClass;
   const { accessModes = ['ReadWriteOnce'], volumeMode = 'Filesystem' } = claim.spec;
-  const affinity = nodeSelector ?? affinityOf(kind);
+  const affinity = nodeSelector ?? affinityOf(storageClass);
   return {
     metadata: {
       name: volumeNameFor(uid),
-      annotations: { [provisionedBy]: driver, ...(identity === undefined ? {} : { [storeIdentity]: identity }) },
+      annotations: {
+        [provisionedByAnnotation]: driver,
+        ...(identity === undefined ? {} : { [storeIdentityAnnotation]: identity }),
+      },
       finalizers: [volumeFinalizer],
     },
     spec: {

@@ -5,7 +5,7 @@ import type { Condition, PersistentVolume, PersistentVolumeClaim } from '#wire/k
 import type { ControllerContext } from './controller-context.ts';
 import { keyOf } from './machinery/cache.ts';
 import { type Controller, createController } from './machinery/controller.ts';
-import { type Again, type Done, done } from './machinery/outcome.ts';
+import { done, type ReconcileDone, type RequeueAfter } from './machinery/outcome.ts';
 import { claimReference } from './names.ts';
 import { reportFailure } from './report-failure.ts';
 
@@ -13,27 +13,27 @@ import { reportFailure } from './report-failure.ts';
 const resizeConditions = new Set(['Resizing', 'FileSystemResizePending', 'ControllerResizeError', 'NodeResizeError']);
 const storage = 'storage';
 
-const sizeIn = (sizes: Readonly<Record<string, string>> | undefined): bigint => bytesOf(sizes?.[storage]) ?? 0n;
+const storageBytesOf = (sizes: Readonly<Record<string, string>> | undefined): bigint => bytesOf(sizes?.[storage]) ?? 0n;
 
 /** Expands the volumes of claims that request more than they have. */
-export function createResizing(parts: ControllerContext): Controller {
-  const { client, clock, caches, events, provisioners } = parts;
+export function createResizing(context: ControllerContext): Controller {
+  const { client, clock, caches, events, provisioners } = context;
 
-  async function reconcile(key: string, scope: Scope): Promise<Done | Again> {
+  async function reconcile(key: string, scope: Scope): Promise<ReconcileDone | RequeueAfter> {
     const claim = caches.claims.get(key);
     const volume = caches.volumes.get(claim?.spec.volumeName ?? '');
     if (claim === undefined || volume === undefined || !isBound(claim, volume) || !isTooSmall(claim)) return done;
     const provisioner = provisioners.get(volume.spec.csi?.driver ?? '');
     if (provisioner === undefined) return done;
-    const wanted = sizeIn(claim.spec.resources?.requests);
-    const has = sizeIn(volume.spec.capacity);
-    if (has >= wanted && waitsForNodes(claim)) return done;
-    const grown = await provisioner.expand(volume, wanted, scope);
-    if (has < grown.bytes) await patchCapacity(volume, grown.bytes, scope);
-    await patchClaimStatus(claim, grown.bytes, grown.nodeExpansionRequired, scope);
-    const note = `Expanded the volume to ${quantityOf(grown.bytes)}`;
-    const about = { type: 'Normal', reason: 'VolumeResizeSuccessful', action: 'Resize', note } as const;
-    events.report({ ...about, regarding: claimReference(claim) });
+    const wantedBytes = storageBytesOf(claim.spec.resources?.requests);
+    const currentBytes = storageBytesOf(volume.spec.capacity);
+    if (currentBytes >= wantedBytes && isWaitingForNodes(claim)) return done;
+    const expanded = await provisioner.expand(volume, wantedBytes, scope);
+    if (currentBytes < expanded.bytes) await patchCapacity(volume, expanded.bytes, scope);
+    await patchClaimStatus(claim, expanded.bytes, expanded.nodeExpansionRequired, scope);
+    const note = `Expanded the volume to ${quantityOf(expanded.bytes)}`;
+    const event = { type: 'Normal', reason: 'VolumeResizeSuccessful', action: 'Resize', note } as const;
+    events.report({ ...event, regarding: claimReference(claim) });
     return done;
   }
 
@@ -43,7 +43,7 @@ export function createResizing(parts: ControllerContext): Controller {
     await client.patch(persistentVolumes, { name }, { kind: 'merge', body }, signal);
   }
 
-  /** If kubelets have to finish the expansion, the claim says so, and the kubelets update it when they are done. */
+  /** If kubelets have to finish the expansion, the claim gets a condition, and the kubelets update the claim when they are done. */
   async function patchClaimStatus(
     claim: PersistentVolumeClaim,
     bytes: bigint,
@@ -51,7 +51,7 @@ export function createResizing(parts: ControllerContext): Controller {
     scope: Scope,
   ): Promise<void> {
     const { namespace = '', name = '', resourceVersion = '' } = claim.metadata;
-    const kept = (claim.status?.conditions ?? []).filter(({ type }) => !resizeConditions.has(type));
+    const otherConditions = (claim.status?.conditions ?? []).filter(({ type }) => !resizeConditions.has(type));
     const pending: Condition = {
       type: 'FileSystemResizePending',
       status: 'True',
@@ -61,11 +61,11 @@ export function createResizing(parts: ControllerContext): Controller {
     const size = { [storage]: quantityOf(bytes) };
     const status = nodeExpansionRequired
       ? {
-          conditions: [...kept, pending],
+          conditions: [...otherConditions, pending],
           allocatedResources: size,
           allocatedResourceStatuses: { [storage]: 'NodeResizePending' },
         }
-      : { conditions: kept, capacity: size, allocatedResources: size, allocatedResourceStatuses: null };
+      : { conditions: otherConditions, capacity: size, allocatedResources: size, allocatedResourceStatuses: null };
     const body = { metadata: { resourceVersion }, status };
     await client.patch(claims, { namespace, name, subresource: 'status' }, { kind: 'merge', body }, scope.signal);
   }
@@ -81,8 +81,8 @@ export function createResizing(parts: ControllerContext): Controller {
     },
     onFailure: (key, error) => {
       const claim = caches.claims.get(key);
-      const about = { reason: 'VolumeResizeFailed', action: 'Resize' };
-      if (claim !== undefined) reportFailure(events, claimReference(claim), about, error);
+      const failureEvent = { reason: 'VolumeResizeFailed', action: 'Resize' };
+      if (claim !== undefined) reportFailure(events, claimReference(claim), failureEvent, error);
     },
   });
   controller.follow(caches.claims, (claim) => (isTooSmall(claim) ? [keyOf(claim)] : []));
@@ -97,13 +97,14 @@ export function createResizing(parts: ControllerContext): Controller {
   return controller;
 }
 
-/** Most claims have what they request. A claim that was just bound has no `status.capacity` yet. */
+/** Most claims have the size that they request. A claim that was just bound has no `status.capacity` yet. */
 const isTooSmall = (claim: PersistentVolumeClaim | undefined): claim is PersistentVolumeClaim =>
-  claim?.status?.capacity !== undefined && sizeIn(claim.status.capacity) < sizeIn(claim.spec.resources?.requests);
+  claim?.status?.capacity !== undefined &&
+  storageBytesOf(claim.status.capacity) < storageBytesOf(claim.spec.resources?.requests);
 
 const isBound = ({ metadata }: PersistentVolumeClaim, { spec }: PersistentVolume): boolean =>
   metadata.deletionTimestamp === undefined && spec.claimRef?.uid === metadata.uid;
 
 /** The controller has done its part; a kubelet finishes when the volume is mounted. */
-const waitsForNodes = ({ status }: PersistentVolumeClaim): boolean =>
+const isWaitingForNodes = ({ status }: PersistentVolumeClaim): boolean =>
   status?.allocatedResourceStatuses?.[storage]?.startsWith('NodeResize') === true;

@@ -8,9 +8,9 @@ import { createPodReader, podReference } from './affected-pods.ts';
 import { ignoreNotFound } from './controller-context.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import type { Events } from './machinery/events.ts';
-import { type Again, again, type Done, done } from './machinery/outcome.ts';
+import { done, type ReconcileDone, type RequeueAfter, requeueAfter } from './machinery/outcome.ts';
 import type { MountProblem } from './mount-problems.ts';
-import { restartConsumers } from './names.ts';
+import { restartConsumersAnnotation } from './names.ts';
 
 /**
  * Evicts pods that only a restart helps, if the claim has the annotation `stowage.dev/restart-consumers`. The annotation is on the claim,
@@ -18,8 +18,8 @@ import { restartConsumers } from './names.ts';
  * deletion, respects disruption budgets.
  */
 export interface Restarts extends Controller {
-  /** Evicts the pod if the claim asks for it and it is possible. Can be called repeatedly for the same pod. */
-  consider(problem: MountProblem, claim: PersistentVolumeClaim): void;
+  /** Evicts the pod if the claim requests it and it is possible. Can be called repeatedly for the same pod. */
+  requestRestart(problem: MountProblem, claim: PersistentVolumeClaim): void;
 }
 
 export interface RestartsOptions {
@@ -36,48 +36,49 @@ const maxRetryMs = 120_000;
 
 export function createRestarts({ client, clock, events, pauseMs = defaultPauseMs }: RestartsOptions): Restarts {
   /** The problem and the claim, by the pod's uid. */
-  const candidates = new Map<string, { readonly problem: MountProblem; readonly claimed: MountProblem['pod'] }>();
+  const candidates = new Map<string, { readonly problem: MountProblem; readonly claimName: MountProblem['pod'] }>();
   const reader = createPodReader(client);
-  let nextAt = 0;
+  let nextEvictionAt = 0;
 
-  async function reconcile(key: string, scope: Scope): Promise<Done | Again> {
-    const want = candidates.get(key);
-    if (want === undefined) return done;
-    const { problem, claimed } = want;
-    const { name } = claimed;
+  async function reconcile(key: string, scope: Scope): Promise<ReconcileDone | RequeueAfter> {
+    const candidate = candidates.get(key);
+    if (candidate === undefined) return done;
+    const { problem, claimName } = candidate;
+    const { name } = claimName;
     // Get the claim and the pod from the API server: an eviction cannot be undone.
-    const claim = await ignoreNotFound(client.get(claims, claimed, scope.signal));
-    const isWanted = claim?.metadata.uid === claimed.uid && claim.metadata.annotations?.[restartConsumers] === 'true';
-    const affected = isWanted ? await reader.affectedPod(problem, name, scope) : undefined;
+    const claim = await ignoreNotFound(client.get(claims, claimName, scope.signal));
+    const isRequested =
+      claim?.metadata.uid === claimName.uid && claim.metadata.annotations?.[restartConsumersAnnotation] === 'true';
+    const affected = isRequested ? await reader.affectedPod(problem, name, scope) : undefined;
     if (affected === undefined || !willBeRecreated(affected.pod)) return forget(key);
-    const waitMs = nextAt - clock.elapsed();
-    if (waitMs > 0) return again(waitMs);
-    nextAt = clock.elapsed() + pauseMs;
+    const waitMs = nextEvictionAt - clock.elapsed();
+    if (waitMs > 0) return requeueAfter(waitMs);
+    nextEvictionAt = clock.elapsed() + pauseMs;
     const outcome = await evict(problem.pod, scope);
     if (outcome === 'gone') return forget(key);
     if (outcome === 'forbidden') {
       // A pod that stays must not delay the next eviction.
-      nextAt = clock.elapsed();
+      nextEvictionAt = clock.elapsed();
       const note = `Not evicted, although the mount of claim '${name}' was lost and remounted: Stowage may not evict pods in this namespace. Restart the pod yourself.`;
-      const about = { type: 'Warning', reason: 'RestartForbidden', action: 'Evict', note } as const;
-      events.report({ ...about, regarding: podReference(problem.pod) });
-      return again(maxRetryMs);
+      const event = { type: 'Warning', reason: 'RestartForbidden', action: 'Evict', note } as const;
+      events.report({ ...event, regarding: podReference(problem.pod) });
+      return requeueAfter(maxRetryMs);
     }
     scope.log.warn('evicted a pod whose mount was remounted', {
       pod: `${problem.pod.namespace}/${problem.pod.name}`,
     });
-    const note = `Evicted: the mount of claim '${name}' was lost and remounted, and only a new pod sees the new mount. The claim requests this with ${restartConsumers}.`;
-    const about = { type: 'Normal', reason: 'RestartedForVolume', action: 'Evict', note } as const;
-    events.report({ ...about, regarding: podReference(problem.pod) });
+    const note = `Evicted: the mount of claim '${name}' was lost and remounted, and only a new pod sees the new mount. The claim requests this with ${restartConsumersAnnotation}.`;
+    const event = { type: 'Normal', reason: 'RestartedForVolume', action: 'Evict', note } as const;
+    events.report({ ...event, regarding: podReference(problem.pod) });
     return forget(key);
   }
 
-  function forget(key: string): Done {
+  function forget(key: string): ReconcileDone {
     candidates.delete(key);
     return done;
   }
 
-  /** Throws errors that are worth a retry, such as a disruption budget. 'forbidden': by the admission policy, or for lack of rights. */
+  /** Throws errors that are worth a retry, such as a disruption budget. 'forbidden': by an admission policy, or for lack of permission. */
   async function evict(
     pod: Parameters<typeof podReference>[0],
     { signal, log }: Scope,
@@ -104,14 +105,14 @@ export function createRestarts({ client, clock, events, pauseMs = defaultPauseMs
     reconcile,
     workers: 1,
     firstRetryMs: 5_000,
-    maxRetryMs: maxRetryMs,
+    maxRetryMs,
   });
   return {
     ...controller,
-    consider: (problem, { metadata: { namespace = '', name = '', uid = '' } }) => {
-      const known = candidates.has(problem.pod.uid);
-      candidates.set(problem.pod.uid, { problem, claimed: { namespace, name, uid } });
-      if (!known) controller.add(problem.pod.uid);
+    requestRestart: (problem, { metadata: { namespace = '', name = '', uid = '' } }) => {
+      const isKnown = candidates.has(problem.pod.uid);
+      candidates.set(problem.pod.uid, { problem, claimName: { namespace, name, uid } });
+      if (!isKnown) controller.add(problem.pod.uid);
     },
   };
 }

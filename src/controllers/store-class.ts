@@ -11,24 +11,27 @@ import { ignoreNotFound } from './controller-context.ts';
 import { storeLabel } from './names.ts';
 import type { StoreObject } from './store-object.ts';
 
-const defaultClass = 'storageclass.kubernetes.io/is-default-class';
-const managedBy = 'app.kubernetes.io/managed-by';
+const defaultClassAnnotation = 'storageclass.kubernetes.io/is-default-class';
+const managedByLabel = 'app.kubernetes.io/managed-by';
 /** The name with which a class was created. It detects copies, which have the same labels and owner, but another name. */
-const madeAs = 'stowage.dev/made-as';
+const createdNameAnnotation = 'stowage.dev/made-as';
 
-/** The StorageClass that a Store object asks for. Undefined if it asks for none. */
+/** The StorageClass that a Store object requests. Undefined if it requests none. */
 function classFor({ metadata, spec }: StoreObject, placement: Placement | undefined): StorageClass | undefined {
   const classSpec = spec.storageClass;
   if (classSpec === undefined) return undefined;
   const { name = '', uid = '' } = metadata;
   const driver = driverFor(placement);
   const { nameTemplate, enforce = false } = classSpec;
-  const own = classSpec.name ?? name;
+  const className = classSpec.name ?? name;
   return {
     metadata: {
-      name: own,
-      labels: { [storeLabel]: name, [managedBy]: 'stowage' },
-      annotations: { [madeAs]: own, ...(classSpec.default === true ? { [defaultClass]: 'true' } : {}) },
+      name: className,
+      labels: { [storeLabel]: name, [managedByLabel]: 'stowage' },
+      annotations: {
+        [createdNameAnnotation]: className,
+        ...(classSpec.default === true ? { [defaultClassAnnotation]: 'true' } : {}),
+      },
       // Kubernetes deletes the class with its store.
       ownerReferences: [{ apiVersion: 'stowage.dev/v1', kind: 'Store', name, uid }],
     },
@@ -44,7 +47,7 @@ function classFor({ metadata, spec }: StoreObject, placement: Placement | undefi
   };
 }
 
-/** Whether the store has its class, or a class that Stowage did not create has the name. Undefined: the store asks for none. */
+/** Whether the store has its class, or a class that Stowage did not create has the name. Undefined: the store requests no class. */
 export type ClassState = { readonly ready: true } | { readonly ready: false; readonly takenName: string } | undefined;
 
 interface ClassOptions {
@@ -61,10 +64,10 @@ export async function reconcileClass(
 ): Promise<ClassState> {
   const wanted = classFor(store, placementOf(kinds, store.spec.uri));
   const owned = caches.classes
-    .by('store', store.metadata.name ?? '')
-    .filter(({ metadata }) => metadata.annotations?.[madeAs] === metadata.name);
-  const right = owned.find((one) => wanted !== undefined && hasSameSpec(one, wanted));
-  for (const { metadata } of owned.filter((one) => one !== right)) {
+    .byIndex('store', store.metadata.name ?? '')
+    .filter(({ metadata }) => metadata.annotations?.[createdNameAnnotation] === metadata.name);
+  const current = owned.find((one) => wanted !== undefined && hasSameSpec(one, wanted));
+  for (const { metadata } of owned.filter((one) => one !== current)) {
     const { name = '', uid } = metadata;
     await ignoreNotFound(client.delete(storageClasses, { name }, { uid }, signal));
   }
@@ -72,15 +75,15 @@ export async function reconcileClass(
   const { name = '' } = wanted.metadata;
   const other = caches.classes.get(name);
   if (other !== undefined && !owned.includes(other)) return { ready: false, takenName: name };
-  if (right === undefined) await client.create(storageClasses, wanted, signal);
+  if (current === undefined) await client.create(storageClasses, wanted, signal);
   return { ready: true };
 }
 
 /** Compares only the fields that the controller sets: others may add labels and annotations. */
 function hasSameSpec(one: StorageClass, wanted: StorageClass): boolean {
-  const own = ({ metadata, ...rest }: StorageClass): unknown => [
+  const comparedFields = ({ metadata, ...rest }: StorageClass): unknown => [
     metadata.name,
-    metadata.annotations?.[defaultClass] === 'true',
+    metadata.annotations?.[defaultClassAnnotation] === 'true',
     metadata.ownerReferences?.map(({ uid }) => uid),
     rest.provisioner,
     rest.parameters ?? {},
@@ -88,5 +91,5 @@ function hasSameSpec(one: StorageClass, wanted: StorageClass): boolean {
     rest.volumeBindingMode,
     rest.allowVolumeExpansion ?? false,
   ];
-  return isDeepStrictEqual(own(one), own(wanted));
+  return isDeepStrictEqual(comparedFields(one), comparedFields(wanted));
 }

@@ -10,10 +10,10 @@ test.each([
   ['not-found', 'store-root-missing', 'NotFound'],
 ] as const)(
   'a store problem with the code %s and the reason %s becomes the condition reason %s',
-  (code, reason, said) => {
+  (code, reason, conditionReason) => {
     expect(conditionForProblem(relayed('it failed', { code, reason, action: 'Look.' }))).toEqual({
       status: 'False',
-      reason: said,
+      reason: conditionReason,
       message: 'it failed. Look.',
     });
   },

@@ -4,7 +4,7 @@ import type { Condition } from '#wire/kube/types.ts';
 import type { Controller } from './machinery/controller.ts';
 import type { NodeStores } from './node-stores.ts';
 
-/** What the controller or the agents found out about a store. */
+/** The state of a store, as the controller or the agents observed it. */
 export interface StoreObservation {
   readonly ready: ConditionValue;
   readonly reachable: ConditionValue;
@@ -42,8 +42,8 @@ const maxShownNodes = 5;
 /** Summarizes the agents' reports about a store that each node has for itself. The store is ready if it is open on at least one node. */
 export function observeOnNodes(name: string, nodeStores: Pick<NodeStores, 'all'>): StoreObservation {
   const all = [...nodeStores.all()].map(({ node, stores }) => ({ node, store: stores.get(name) }));
-  const known = all.flatMap(({ node, store }) => (store === undefined ? [] : { node, ...store }));
-  const open = known.filter(({ isOpen }) => isOpen);
+  const reported = all.flatMap(({ node, store }) => (store === undefined ? [] : { node, ...store }));
+  const open = reported.filter(({ isOpen }) => isOpen);
   if (all.length === 0) return onlyReady({ status: 'Unknown', reason: 'NoAgents', message: 'No agent is connected.' });
   const problems = all.flatMap(({ node, store }) =>
     store?.isOpen === true ? [] : `${node}: ${store?.problem ?? 'its agent does not have the store yet'}`,
@@ -54,11 +54,11 @@ export function observeOnNodes(name: string, nodeStores: Pick<NodeStores, 'all'>
     ...problems.slice(0, maxShownNodes).toSorted(),
     ...more,
   ];
-  const onAll = conditionTrue('OnNodes', message.join('; '));
-  const notOnAll = { ...onAll, status: 'False', reason: 'NotOnAllNodes' } as const;
+  const openCondition = conditionTrue('OnNodes', message.join('; '));
+  const notOnAllNodes = { ...openCondition, status: 'False', reason: 'NotOnAllNodes' } as const;
   return {
-    ready: open.length > 0 ? onAll : { ...notOnAll, reason: 'OnNoNode' },
-    reachable: problems.length === 0 ? onAll : notOnAll,
+    ready: open.length > 0 ? openCondition : { ...notOnAllNodes, reason: 'OnNoNode' },
+    reachable: problems.length === 0 ? openCondition : notOnAllNodes,
     capacity:
       open.length === 0
         ? undefined
@@ -66,7 +66,7 @@ export function observeOnNodes(name: string, nodeStores: Pick<NodeStores, 'all'>
             total: open.reduce((sum, { totalBytes }) => sum + totalBytes, 0n),
             free: open.reduce((sum, { freeBytes }) => sum + freeBytes, 0n),
           },
-    volumes: known.reduce((sum, { volumes }) => sum + volumes, 0),
+    volumes: reported.reduce((sum, { volumes }) => sum + volumes, 0),
   };
 }
 
@@ -75,16 +75,16 @@ export function followNodeStores(
   nodeStores: Pick<NodeStores, 'all' | 'onChange'>,
   controller: Pick<Controller, 'add'>,
 ): void {
-  const before = new Map<string, string>();
+  const lastStates = new Map<string, string>();
   nodeStores.onChange(() => {
-    const now = new Map([...before.keys()].map((name) => [name, [] as string[]]));
+    const states = new Map([...lastStates.keys()].map((name) => [name, [] as string[]]));
     for (const { node, stores } of nodeStores.all())
       for (const { name, isOpen } of stores.values())
-        now.set(name, [...(now.get(name) ?? []), `${node}${isOpen ? '' : '!'}`]);
-    for (const [name, those] of now) {
-      const text = those.toSorted().join(' ');
-      if (before.get(name) !== text) controller.add(name);
-      before.set(name, text);
+        states.set(name, [...(states.get(name) ?? []), `${node}${isOpen ? '' : '!'}`]);
+    for (const [name, nodes] of states) {
+      const text = nodes.toSorted().join(' ');
+      if (lastStates.get(name) !== text) controller.add(name);
+      lastStates.set(name, text);
     }
   });
 }

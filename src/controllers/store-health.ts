@@ -1,6 +1,6 @@
 import type { Condition } from '#wire/kube/types.ts';
 import type { Caches } from './caches.ts';
-import { messageOf, reasons } from './health-messages.ts';
+import { conditionReasons, messageOf } from './health-messages.ts';
 import type { Events } from './machinery/events.ts';
 import { type MountProblems, mountProblemKinds } from './mount-problems.ts';
 import { type ConditionValue, conditionTrue } from './store-conditions.ts';
@@ -8,15 +8,15 @@ import { type StoreObject, type StoreStatus, storeReference } from './store-obje
 import { anyNode, nodesToKeep, type UnhealthyNodes } from './unhealthy-nodes.ts';
 
 export interface StoreHealthOptions {
-  readonly mountProblems: Pick<MountProblems, 'all' | 'of' | 'onChange' | 'isConfirmed'>;
+  readonly mountProblems: Pick<MountProblems, 'all' | 'problemsOf' | 'onChange' | 'isConfirmed'>;
   readonly caches: Pick<Caches, 'stores' | 'nodes'>;
   readonly events: Events;
 }
 
 /** The health of a store's mounts, as the nodes report it: a node may not reach a server that the controller reaches. */
 export interface StoreHealth {
-  /** Undefined if unknown; then keep what the status says. */
-  of(store: string, before: StoreStatus | undefined): MountsReport | undefined;
+  /** Undefined if unknown; then keep the condition in the status. */
+  reportOf(store: string, before: StoreStatus | undefined): MountsReport | undefined;
   /** Calls back with each store whose mount problems changed. */
   onChange(changed: (store: string) => void): void;
 }
@@ -35,7 +35,7 @@ const reportedConditions = [
 export function createStoreHealth({ mountProblems, caches, events }: StoreHealthOptions): StoreHealth {
   caches.stores.on({ changed: (object, before) => reportChanges(events, object, before) });
   return {
-    of: (store, before) => {
+    reportOf: (store, before) => {
       // A remount concerns the mount, not the store.
       const problems = [...mountProblems.all()].filter((one) => one.store === store && one.kind !== 'repaired');
       const worst = problems.toSorted((a, b) => mountProblemKinds.indexOf(a.kind) - mountProblemKinds.indexOf(b.kind));
@@ -47,18 +47,20 @@ export function createStoreHealth({ mountProblems, caches, events }: StoreHealth
       );
       if (first !== undefined) {
         const message = messageOf(worst, 'for administrators');
-        return { condition: { status: 'False', reason: reasons[first.kind], message }, nodes };
+        return { condition: { status: 'False', reason: conditionReasons[first.kind], message }, nodes };
       }
-      const isAnyKnown = [...caches.nodes.all()].some(({ metadata: { name = '' } }) => mountProblems.isConfirmed(name));
-      return isAnyKnown && nodes.length === 0 ? { condition: conditionTrue('Well', ''), nodes } : undefined;
+      const isAnyConfirmed = [...caches.nodes.all()].some(({ metadata: { name = '' } }) =>
+        mountProblems.isConfirmed(name),
+      );
+      return isAnyConfirmed && nodes.length === 0 ? { condition: conditionTrue('Well', ''), nodes } : undefined;
     },
     onChange: (changed) => {
-      const concerned = new Map<string, string>();
+      const storeByVolume = new Map<string, string>();
       mountProblems.onChange((volumes) => {
-        for (const { volume, store } of mountProblems.all()) if (volumes.has(volume)) concerned.set(volume, store);
-        // A volume that is healthy again is in `concerned` from before.
-        for (const store of new Set([...volumes].flatMap((volume) => concerned.get(volume) ?? []))) changed(store);
-        for (const volume of volumes) if (mountProblems.of(volume).length === 0) concerned.delete(volume);
+        for (const { volume, store } of mountProblems.all()) if (volumes.has(volume)) storeByVolume.set(volume, store);
+        // `storeByVolume` still has the volumes that are healthy again.
+        for (const store of new Set([...volumes].flatMap((volume) => storeByVolume.get(volume) ?? []))) changed(store);
+        for (const volume of volumes) if (mountProblems.problemsOf(volume).length === 0) storeByVolume.delete(volume);
       });
     },
   };
@@ -66,18 +68,23 @@ export function createStoreHealth({ mountProblems, caches, events }: StoreHealth
 
 function reportChanges(events: Events, object: StoreObject, before: StoreObject): void {
   for (const { type, action } of reportedConditions) {
-    const [now, then] = [statusOf(object, type), statusOf(before, type)];
-    if (now?.status === then?.status || then === undefined) continue;
-    const about = { regarding: storeReference(object), action } as const;
+    const [now, previous] = [conditionOf(object, type), conditionOf(before, type)];
+    if (now?.status === previous?.status || previous === undefined) continue;
+    const commonFields = { regarding: storeReference(object), action } as const;
     if (now?.status === 'False')
-      events.report({ ...about, type: 'Warning', reason: 'StoreIll', note: `${type}: ${now.message || now.reason}` });
+      events.report({
+        ...commonFields,
+        type: 'Warning',
+        reason: 'StoreIll',
+        note: `${type}: ${now.message || now.reason}`,
+      });
     else if (now?.status === 'True')
-      events.report({ ...about, type: 'Normal', reason: 'StoreWell', note: `${type}: healthy again.` });
+      events.report({ ...commonFields, type: 'Normal', reason: 'StoreWell', note: `${type}: healthy again.` });
   }
 }
 
 const isUnhealthy = (status: StoreStatus | undefined): boolean =>
   status?.conditions?.some((one) => one.type === 'MountsHealthy' && one.status === 'False') === true;
 
-const statusOf = ({ status }: StoreObject, wanted: string): Condition | undefined =>
+const conditionOf = ({ status }: StoreObject, wanted: string): Condition | undefined =>
   status?.conditions?.find(({ type }) => type === wanted);

@@ -12,7 +12,7 @@ export interface StoreObject extends KubeObject {
     /** Scheme and location, without options. */
     readonly uri: string;
     readonly options?: Readonly<Record<string, string>>;
-    /** The controller maintains such a StorageClass. */
+    /** The controller maintains a StorageClass with these fields. */
     readonly storageClass?: StorageClassSpec;
   };
   readonly status?: StoreStatus;

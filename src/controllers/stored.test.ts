@@ -4,9 +4,9 @@ import { handlesOf } from '#core/volume-handles.ts';
 import { handleAndStoreOf, topologiesOf } from './handles.ts';
 import { volumeNameFor } from './names.ts';
 import { nameFor, parametersOf } from './parameters.ts';
-import { anyNode, nodesIn, textOf } from './unhealthy-nodes.ts';
+import { annotationOf, anyNode, nodesIn } from './unhealthy-nodes.ts';
 
-// Clusters have objects with these values. Most of them are immutable.
+// Existing clusters have objects with these values. Most of the values are immutable.
 
 const id = 'sv1-00000000-0000-4000-8000-000000000001' as VolumeId;
 
@@ -35,7 +35,7 @@ test('a StorageClass keeps its parameters: store, enforce and nameTemplate', () 
 });
 
 test('a new leader reads the unhealthy nodes that an older leader wrote', () => {
-  expect(textOf(['node-1', 'node-2'])).toBe('node-1 node-2');
+  expect(annotationOf(['node-1', 'node-2'])).toBe('node-1 node-2');
   expect(nodesIn('node-1 node-2')).toEqual(['node-1', 'node-2']);
   expect(nodesIn('*')).toEqual(anyNode);
 });

@@ -11,7 +11,7 @@ import { schemeOf } from '#core/store-scheme.ts';
 import type { Condition } from '#wire/kube/types.ts';
 import type { ControllerContext } from './controller-context.ts';
 import { type Controller, createController } from './machinery/controller.ts';
-import { type Again, again, type Done, done } from './machinery/outcome.ts';
+import { done, type ReconcileDone, type RequeueAfter, requeueAfter } from './machinery/outcome.ts';
 import { storeLabel } from './names.ts';
 import type { NodeStores } from './node-stores.ts';
 import { type ClassState, reconcileClass } from './store-class.ts';
@@ -49,7 +49,7 @@ const notReadyIntervalMs = 10_000;
 /** Configures the core with the stores of the Store objects, and writes their status. */
 export function createStoresController(options: StoresOptions): StoresController {
   const { client, clock, caches, events, core, kinds, nodeStores, storeHealth } = options;
-  const first = Promise.withResolvers<void>();
+  const firstConfiguration = Promise.withResolvers<void>();
   /** The last configuration of the core. Concurrent reconciles wait for it. */
   let lastConfigured: { readonly text: string; readonly work: Promise<void> } | undefined;
   let invalid: ReadonlyMap<string, StowageError> = new Map();
@@ -61,11 +61,11 @@ export function createStoresController(options: StoresOptions): StoresController
     const objects = [...caches.stores.all()].filter(({ metadata }) => metadata.deletionTimestamp === undefined);
     const text = JSON.stringify(objects.map(({ metadata: { uid }, spec }) => [uid, spec.uri, spec.options]).sort());
     if (lastConfigured?.text !== text) lastConfigured = { text, work: configureCore(objects, scope) };
-    const mine = lastConfigured;
+    const configured = lastConfigured;
     try {
-      await mine.work;
+      await configured.work;
     } catch (thrown) {
-      if (lastConfigured === mine) lastConfigured = undefined;
+      if (lastConfigured === configured) lastConfigured = undefined;
       throw thrown;
     }
   }
@@ -73,16 +73,16 @@ export function createStoresController(options: StoresOptions): StoresController
   async function configureCore(objects: readonly StoreObject[], scope: Scope): Promise<void> {
     const found = configsOf(objects, kinds);
     ({ invalid } = found);
-    // The agents of the nodes open the others.
-    const own = found.configs.filter(({ uri }) => opensHere(uri));
-    await core.stores.configure(own, undefined, scope);
-    first.resolve();
+    // The agents of the nodes open the other stores.
+    const ownConfigs = found.configs.filter(({ uri }) => opensHere(uri));
+    await core.stores.configure(ownConfigs, undefined, scope);
+    firstConfiguration.resolve();
   }
 
   async function observe(object: StoreObject, scope: Scope): Promise<StoreObservation> {
     const { name = '' } = object.metadata;
-    const wrong = invalid.get(name);
-    if (wrong !== undefined) return onlyReady(conditionFalse('Invalid', wrong.message, wrong.action));
+    const configError = invalid.get(name);
+    if (configError !== undefined) return onlyReady(conditionFalse('Invalid', configError.message, configError.action));
     if (!opensHere(object.spec.uri)) return observeOnNodes(name, nodeStores);
     const check = await core.stores.check(name, scope);
     const { store, problem, pending } = core.stores.view(name);
@@ -99,28 +99,28 @@ export function createStoresController(options: StoresOptions): StoresController
     };
   }
 
-  async function reconcile(key: string, scope: Scope): Promise<Done | Again> {
+  async function reconcile(key: string, scope: Scope): Promise<ReconcileDone | RequeueAfter> {
     await configure(scope);
     const object = caches.stores.get(key);
     if (object === undefined || object.metadata.deletionTimestamp !== undefined) return done;
-    const seen = await observe(object, scope);
-    const kept = await reconcileClass(options, object, scope);
-    const status = statusOf(object, seen, storeHealth?.of(key, object.status), kept, clock.now());
-    if (!isDeepStrictEqual(present(status), present(object.status ?? {})))
+    const observation = await observe(object, scope);
+    const classState = await reconcileClass(options, object, scope);
+    const status = statusOf(object, observation, storeHealth?.reportOf(key, object.status), classState, clock.now());
+    if (!isDeepStrictEqual(withoutNulls(status), withoutNulls(object.status ?? {})))
       await client.patch(
         storeObjects,
         { name: key, subresource: 'status' },
         { kind: 'merge', body: { status } },
         scope.signal,
       );
-    if (kept?.ready === false) reportTaken(object, kept.takenName);
-    return again(seen.ready.status === 'False' ? notReadyIntervalMs : readyIntervalMs);
+    if (classState?.ready === false) reportTakenClass(object, classState.takenName);
+    return requeueAfter(observation.ready.status === 'False' ? notReadyIntervalMs : readyIntervalMs);
   }
 
-  function reportTaken(object: StoreObject, name: string): void {
+  function reportTakenClass(object: StoreObject, name: string): void {
     const note = `StorageClass '${name}' already exists, and was not created for this store. Choose another name in spec.storageClass.`;
-    const about = { type: 'Warning', reason: 'StorageClassTaken', action: 'Configure', note } as const;
-    events.report({ ...about, regarding: storeReference(object) });
+    const event = { type: 'Warning', reason: 'StorageClassTaken', action: 'Configure', note } as const;
+    events.report({ ...event, regarding: storeReference(object) });
   }
 
   const controller = createController({
@@ -128,7 +128,7 @@ export function createStoresController(options: StoresOptions): StoresController
     clock,
     reconcile,
     workers: 8,
-    perGroup: 1,
+    workersPerGroup: 1,
     // A silent store delays only itself.
     groupOf: (key) => key,
   });
@@ -148,15 +148,15 @@ export function createStoresController(options: StoresOptions): StoresController
   return {
     ...controller,
     run: async (scope, stop) => {
-      const either = AbortSignal.any([scope.signal, stop]);
+      const stopOrAbort = AbortSignal.any([scope.signal, stop]);
       // Without any Store object no key is reconciled, so configure here too.
-      const began = caches.stores.whenSynced(either).then(() => configure(scope));
-      began.catch((error: unknown) => {
-        if (!either.aborted) scope.log.warn('could not configure the stores', { error });
+      const configuring = caches.stores.whenSynced(stopOrAbort).then(() => configure(scope));
+      configuring.catch((error: unknown) => {
+        if (!stopOrAbort.aborted) scope.log.warn('could not configure the stores', { error });
       });
       await controller.run(scope, stop);
     },
-    whenConfigured: () => first.promise,
+    whenConfigured: () => firstConfiguration.promise,
   };
 }
 
@@ -177,39 +177,40 @@ const mountsCondition = ({ status }: StoreObject): Condition | undefined =>
 
 function statusOf(
   object: StoreObject,
-  seen: StoreObservation,
+  observation: StoreObservation,
   mounts: MountsReport | undefined,
-  kept: ClassState,
+  classState: ClassState,
   now: number,
 ): StoreStatus {
   const { generation = 0 } = object.metadata;
   const before = object.status;
-  const condition = (type: string, verdict: ConditionValue): Condition => {
+  const condition = (type: string, value: ConditionValue): Condition => {
     const known = before?.conditions?.find((one) => one.type === type);
-    const isSame = known?.status === verdict.status && known.lastTransitionTime !== undefined;
-    const since = isSame ? known.lastTransitionTime : new Date(now).toISOString().replace(/\.\d+Z$/, 'Z');
+    const isSame = known?.status === value.status && known.lastTransitionTime !== undefined;
+    const transitionTime = isSame ? known.lastTransitionTime : new Date(now).toISOString().replace(/\.\d+Z$/, 'Z');
     return {
       type,
-      ...verdict,
+      ...value,
       observedGeneration: generation,
-      ...(since === undefined ? {} : { lastTransitionTime: since }),
+      ...(transitionTime === undefined ? {} : { lastTransitionTime: transitionTime }),
     };
   };
   return {
     observedGeneration: generation,
     kind: schemeOf(object.spec.uri),
     conditions: [
-      condition('Ready', seen.ready),
-      condition('Reachable', seen.reachable),
+      condition('Ready', observation.ready),
+      condition('Reachable', observation.reachable),
       // Keep the old condition while the health is unknown.
       ...(mounts === undefined
         ? [mountsCondition(object) ?? []].flat()
         : [condition('MountsHealthy', mounts.condition)]),
-      ...(kept === undefined ? [] : [condition('StorageClass', classVerdict(kept))]),
+      ...(classState === undefined ? [] : [condition('StorageClass', classCondition(classState))]),
     ],
     // Null removes the field in a merge patch.
-    capacity: seen.capacity === undefined ? null : capacityOf(seen.capacity, before?.capacity ?? undefined),
-    volumes: seen.volumes ?? null,
+    capacity:
+      observation.capacity === undefined ? null : capacityOf(observation.capacity, before?.capacity ?? undefined),
+    volumes: observation.volumes ?? null,
     unhealthyNodes: orNull(mounts === undefined ? before?.unhealthyNodes : mounts.nodes),
   };
 }
@@ -217,16 +218,16 @@ function statusOf(
 const orNull = (nodes: UnhealthyNodes | null | undefined): UnhealthyNodes | null =>
   nodes === undefined || nodes === null || nodes.length === 0 ? null : nodes;
 
-/** Without nulls, as the API server stores it. */
-const present = (status: StoreStatus): object =>
+/** The status without nulls, as the API server stores it. */
+const withoutNulls = (status: StoreStatus): object =>
   Object.fromEntries(Object.entries(status).filter(([, value]) => value !== null && value !== undefined));
 
-const classVerdict = (kept: NonNullable<ClassState>): ConditionValue =>
-  kept.ready
+const classCondition = (classState: NonNullable<ClassState>): ConditionValue =>
+  classState.ready
     ? conditionTrue('Made', '')
     : conditionFalse(
         'Taken',
-        `StorageClass '${kept.takenName}' already exists, and was not created for this store`,
+        `StorageClass '${classState.takenName}' already exists, and was not created for this store`,
         'Choose another name.',
       );
 

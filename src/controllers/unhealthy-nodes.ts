@@ -3,15 +3,15 @@ import type { Caches } from './caches.ts';
 import type { MountProblems } from './mount-problems.ts';
 
 /**
- * The nodes on which a volume, or a store, is unhealthy. They are recorded on the object for the next leader, which reports the object
- * as healthy only after each of them has reported. The message of the condition is for people, and names only some.
+ * The nodes on which a volume, or a store, is unhealthy. They are recorded on the object for the next leader, which reports the object as
+ * healthy only after each of them has reported. The message of the condition is for users, and names only some nodes.
  */
 export type UnhealthyNodes = readonly string[];
 
 /** More names might not fit on the object: then every node on which an agent was ever registered counts. */
-const maxNames = 500;
+const maxRecordedNodes = 500;
 const everyNode = '*';
-/** For an object that is unhealthy and has no names: an earlier version wrote them only into the message. */
+/** For an unhealthy object without recorded nodes: an earlier version wrote them only into the message. */
 export const anyNode: UnhealthyNodes = [everyNode];
 
 export interface KnownNodes {
@@ -19,10 +19,10 @@ export interface KnownNodes {
   readonly caches: Pick<Caches, 'nodes'>;
 }
 
-/** What to keep: the nodes with a problem now, and those that had one before and have not reported since. */
+/** The nodes to record: nodes that have a problem now, and nodes that had one before and have not reported since. */
 export function nodesToKeep(now: Iterable<string>, before: UnhealthyNodes, known: KnownNodes): UnhealthyNodes {
   const all = [...new Set([...now, ...nodesNotReported(before, known)])].sort();
-  return all.length > maxNames ? [everyNode] : all;
+  return all.length > maxRecordedNodes ? [everyNode] : all;
 }
 
 /** The nodes that are still in the cluster, and whose agents have not reported to this leader. */
@@ -34,7 +34,7 @@ export function nodesNotReported(before: UnhealthyNodes, { mountProblems, caches
   return withAgent.map(({ metadata: { name = '' } }) => name).filter(isMissing);
 }
 
-/** As it is written in an annotation. */
-export const textOf = (nodes: UnhealthyNodes): string => nodes.join(' ');
-/** Of an object that is unhealthy. */
+/** The value of the annotation. */
+export const annotationOf = (nodes: UnhealthyNodes): string => nodes.join(' ');
+/** Parses the annotation of an unhealthy object. */
 export const nodesIn = (text: string | undefined): UnhealthyNodes => text?.split(' ').filter(Boolean) ?? anyNode;

@@ -8,7 +8,7 @@ import { type ControllerContext, ignoreNotFound } from './controller-context.ts'
 import { handleAndStoreOf, topologiesOf } from './handles.ts';
 import { nodeOfVolumeGone, nodeOfVolumeUnknown, notRegistered } from './node-errors.ts';
 
-/** Which node has a volume of a node-local store. */
+/** Finds the nodes of volumes on node-local stores. */
 export interface VolumeNodes {
   /** The value of the topology label that the kubelet set on the node. Undefined if there is no such node. */
   topologyOf(name: string, scope: Scope): Promise<string | undefined>;

@@ -1,7 +1,7 @@
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { onTestFinished } from 'vitest';
-import { agentCall } from '#cluster/tunnel/agent-calls.ts';
+import { findAgentCall } from '#cluster/tunnel/agent-calls.ts';
 import type { AgentRequest } from '#controllers/agents.ts';
 import type { ErrorCode } from '#core/error-codes.ts';
 import { relayed } from '#core/errors.ts';
@@ -51,7 +51,7 @@ async function callAgent({ admin }: TestServer, { method, path, body, requestId 
   const headers = {
     ...(requestId === undefined ? {} : { 'idempotency-key': requestId }),
     // The agent's tunnel adds this header.
-    ...(agentCall(method, path)?.answerForgotten === true ? { prefer: 'answer-forgotten' } : {}),
+    ...(findAgentCall(method, path)?.answerForgotten === true ? { prefer: 'answer-forgotten' } : {}),
   };
   const answer = await admin.call(method, path, { headers, ...(body === undefined ? {} : { body }) });
   if (answer.status < 400) return answer.body ?? {};

@@ -41,9 +41,9 @@ export interface ControllerFixture {
   core: WholeCore;
   nfs: GatedKind;
   /** The folder of `silver`. */
-  silver: string;
+  silverFolder: string;
   /** A new directory for a store, as a URI. */
-  place(name: string): string;
+  newStoreUri(name: string): string;
   caches: Caches;
   /** Fake agents. None is connected at first. */
   agents: FakeAgents;
@@ -73,14 +73,14 @@ export function controllerFixture(): ControllerFixture {
     const clock = systemClock();
     const folder = mkdtempSync(join(tmpdir(), 'stowage-controlled-'));
     onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
-    it.silver = mkdtempSync(join(folder, 'silver-'));
-    it.place = (name) => `nfs://server${mkdtempSync(join(folder, `${name}-`))}`;
+    it.silverFolder = mkdtempSync(join(folder, 'silver-'));
+    it.newStoreUri = (name) => `nfs://server${mkdtempSync(join(folder, `${name}-`))}`;
     it.nfs = gated(createNfsStoreKind(clock, connectToDisk(folder), () => connectToDisk(folder)));
     const all = [createLocalStoreKind(), it.nfs];
     const server = await startServer({ listen: 'none', kinds: all });
     onTestFinished(() => server[Symbol.asyncDispose]());
     it.core = server.core;
-    await it.core.stores.add('silver', `nfs://server${it.silver}`, aCall());
+    await it.core.stores.add('silver', `nfs://server${it.silverFolder}`, aCall());
     it.api = await startKubeApi();
     onTestFinished(() => it.api[Symbol.asyncDispose]());
     const client = createKubeClient({ access: it.api.access, clock, userAgent: 'test' });

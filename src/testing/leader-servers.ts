@@ -8,7 +8,7 @@ import { beforeEach, onTestFinished } from 'vitest';
 import { type Clock, systemClock } from '#base/clock.ts';
 import { type Scope, silentLog } from '#base/log.ts';
 import { createAgentReviews } from '#cluster/auth/agent-reviews.ts';
-import { type Credential, makeCredential } from '#cluster/leader/certificate.ts';
+import { type Credential, createCredential } from '#cluster/leader/certificate.ts';
 import { audiences, leaderObjectNames, serverNames } from '#cluster/names.ts';
 import { createAgentAdmission } from '#cluster/server/agent-admission.ts';
 import { createTlsServer, type RequestHandler, type TlsServer } from '#cluster/server/tls-server.ts';
@@ -22,7 +22,7 @@ export const testNamespace = 'stowage-system';
 const slices = `/apis/discovery.k8s.io/v1/namespaces/${testNamespace}/endpointslices`;
 const maps = `/api/v1/namespaces/${testNamespace}/configmaps`;
 
-export interface OpenedServer {
+export interface LeaderServer {
   readonly tlsServer: TlsServer;
   readonly agents: ConnectedAgents;
   readonly port: number;
@@ -35,15 +35,15 @@ export interface LeaderServers {
   client: KubeClient;
   /** The node of each token that the API server reviewed. The token of an agent has a node; other tokens have none. */
   reviewed: string[];
-  open(how?: {
+  startServer(how?: {
     readonly clock?: Clock;
     readonly handle?: RequestHandler;
     readonly maxAnswerBytes?: number;
-  }): Promise<OpenedServer>;
+  }): Promise<LeaderServer>;
   /** Publishes the server's address as the leader's. */
-  lead(leader: OpenedServer, port?: number): void;
+  publishLeader(leader: LeaderServer, port?: number): void;
   /** Connects an agent with its API. */
-  link(how: { readonly node?: string; readonly api: RequestListener; readonly clock?: Clock }): AgentTunnel;
+  connectAgent(how: { readonly node?: string; readonly api: RequestListener; readonly clock?: Clock }): AgentTunnel;
   tokenFile: string;
 }
 
@@ -71,15 +71,15 @@ export function leaderServers(): LeaderServers {
     };
   });
 
-  it.open = async ({ clock = systemClock(), handle, maxAnswerBytes } = {}) => {
+  it.startServer = async ({ clock = systemClock(), handle, maxAnswerBytes } = {}) => {
     const log = silentLog();
     const ending = new AbortController();
     const agents = createConnectedAgents({ clock, log, ...(maxAnswerBytes === undefined ? {} : { maxAnswerBytes }) });
     const reviews = createAgentReviews(it.client, systemClock());
     const about = { reviews, agents, namespace: testNamespace, clock, log, signal: ending.signal };
     const tlsServer = createTlsServer({ clock, onUpgrade: createAgentAdmission(about), onRequest: handle });
-    const credential = makeCredential(serverNames(testNamespace), Date.now());
-    tlsServer.use(credential);
+    const credential = createCredential(serverNames(testNamespace), Date.now());
+    tlsServer.setCredential(credential);
     tlsServer.server.listen(0, '127.0.0.1');
     await once(tlsServer.server, 'listening');
     onTestFinished(async () => {
@@ -91,7 +91,7 @@ export function leaderServers(): LeaderServers {
     });
     return { tlsServer, agents, credential, port: (tlsServer.server.address() as AddressInfo).port };
   };
-  it.lead = ({ credential, port: own }, port = own) => {
+  it.publishLeader = ({ credential, port: own }, port = own) => {
     it.api.put(maps, { metadata: { name: leaderObjectNames.authority }, data: { 'ca.crt': credential.cert } } as never);
     it.api.put(slices, {
       metadata: { name: leaderObjectNames.slice },
@@ -100,7 +100,7 @@ export function leaderServers(): LeaderServers {
       ports: [{ name: leaderObjectNames.port, port, protocol: 'TCP' }],
     } as never);
   };
-  it.link = ({ node = 'node-1', api, clock = systemClock() }) => {
+  it.connectAgent = ({ node = 'node-1', api, clock = systemClock() }) => {
     writeFileSync(it.tokenFile, `${agentToken(node)}\n`);
     const { client, tokenFile } = it;
     const link = startAgentTunnel({

@@ -2,7 +2,7 @@ import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { createDeleting } from '#controllers/deleting.ts';
 import type { Controller } from '#controllers/machinery/controller.ts';
-import { selectedNode } from '#controllers/names.ts';
+import { selectedNodeAnnotation } from '#controllers/names.ts';
 import { createNodeProvisioner } from '#controllers/node-provisioner.ts';
 import { createNodeVolumes } from '#controllers/node-volumes.ts';
 import type { Provisioner } from '#controllers/provisioner.ts';
@@ -65,7 +65,7 @@ export const aLocalClass = (more: object = { volumeBindingMode: 'WaitForFirstCon
 
 /** A claim, with the node that the scheduler has chosen, if any. */
 export const aLocalClaim = (name: string, node?: string): AnyObject =>
-  aClaim(name, {}, node === undefined ? {} : { annotations: { [selectedNode]: node } });
+  aClaim(name, {}, node === undefined ? {} : { annotations: { [selectedNodeAnnotation]: node } });
 
 /** Moves the store `disks` of that node to another folder. */
 export async function moveStore({ server }: AgentNode, folder: string): Promise<void> {
@@ -76,5 +76,5 @@ export async function moveStore({ server }: AgentNode, folder: string): Promise<
 }
 
 /** The number of volumes of each node. */
-export const counted = async (...nodes: readonly AgentNode[]): Promise<readonly number[]> =>
+export const volumeCounts = async (...nodes: readonly AgentNode[]): Promise<readonly number[]> =>
   await Promise.all(nodes.map(async (node) => (await node.volumes()).length));

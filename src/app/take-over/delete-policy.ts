@@ -1,4 +1,4 @@
-import { provisionedBy } from '#controllers/names.ts';
+import { provisionedByAnnotation } from '#controllers/names.ts';
 import type { StoreObject } from '#controllers/store-object.ts';
 import type { PersistentVolume, StorageClass } from '#wire/kube/types.ts';
 
@@ -11,7 +11,7 @@ const no = new Set(['0', 'f', 'F', 'false', 'False', 'FALSE']);
  */
 export function deletesData(volume: PersistentVolume, storageClass: StorageClass | undefined): boolean {
   const { nfs } = volume.spec;
-  const by = volume.metadata.annotations?.[provisionedBy];
+  const by = volume.metadata.annotations?.[provisionedByAnnotation];
   // For csi-driver-nfs this is not known: its default, `--default-ondelete-policy`, is only among its arguments. By now another
   // provisioner's class may have the name.
   if (nfs === undefined || by === undefined || by !== storageClass?.provisioner) return false;

@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { storeIdentity } from '#controllers/names.ts';
+import { storeIdentityAnnotation } from '#controllers/names.ts';
 import { foreignClass, foreignClasses } from '#testing/foreign-volumes.ts';
 import { asAnyObject, foreignExport, paths, takeOverFixture } from '#testing/take-over-fixture.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
@@ -101,7 +101,8 @@ describe('the reclaim policy of a finished volume', () => {
 });
 
 describe('the store identity of a finished PersistentVolume', () => {
-  const identityOf = async (from: string) => (await volume(`${from}-stowage`))?.metadata.annotations?.[storeIdentity];
+  const identityOf = async (from: string) =>
+    (await volume(`${from}-stowage`))?.metadata.annotations?.[storeIdentityAnnotation];
 
   test('is the one recorded when it was taken over', async () => {
     const from = provisioned('csi');

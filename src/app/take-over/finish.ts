@@ -1,5 +1,5 @@
 import type { TakeOverCandidate } from '#cli/take-over-service.ts';
-import { provisionedBy, storeIdentity, volumeFinalizer } from '#controllers/names.ts';
+import { provisionedByAnnotation, storeIdentityAnnotation, volumeFinalizer } from '#controllers/names.ts';
 import { storeObjects } from '#controllers/store-object.ts';
 import { fileDriver } from '#core/csi-drivers.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
@@ -37,7 +37,7 @@ export function createFinish({ client, signal, patches }: FinishOptions) {
     // The third policy, Recycle, is deprecated.
     if (metadata.annotations?.[policyBefore] !== 'Delete') return 'Retain';
     // An earlier, interrupted run already decided.
-    if (before === undefined && metadata.annotations[provisionedBy] !== undefined)
+    if (before === undefined && metadata.annotations[provisionedByAnnotation] !== undefined)
       return spec.persistentVolumeReclaimPolicy === 'Delete' ? 'Delete' : 'Retain';
     const store = await getByName(storeObjects, spec.csi?.volumeAttributes?.['store']);
     if (store !== undefined && keepsDeleted(store)) return 'Delete';
@@ -71,8 +71,8 @@ export function createFinish({ client, signal, patches }: FinishOptions) {
             resourceVersion: after.metadata.resourceVersion,
             // The identity recorded at the beginning is more reliable than what the store reports by now.
             annotations: {
-              ...identityRecord(annotations[storeIdentity] ?? identity),
-              [provisionedBy]: fileDriver.name,
+              ...identityRecord(annotations[storeIdentityAnnotation] ?? identity),
+              [provisionedByAnnotation]: fileDriver.name,
             },
             finalizers: [...new Set([...finalizers, volumeFinalizer])],
           },

@@ -1,5 +1,5 @@
 import { bytesOf } from '#base/quantity.ts';
-import { classNameOf, storeIdentity } from '#controllers/names.ts';
+import { classNameOf, storeIdentityAnnotation } from '#controllers/names.ts';
 import { fileDriver } from '#core/csi-drivers.ts';
 import type { PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
 
@@ -39,7 +39,7 @@ export const claimRecord = (claim: PersistentVolumeClaim): Readonly<Record<strin
 });
 
 export const identityRecord = (identity: string | undefined): Readonly<Record<string, string>> =>
-  identity === undefined ? {} : { [storeIdentity]: identity };
+  identity === undefined ? {} : { [storeIdentityAnnotation]: identity };
 
 export const recordedClaim = ({ metadata }: PersistentVolume): PersistentVolumeClaim | undefined => {
   const text = metadata.annotations?.[claimAsWas];

@@ -3,9 +3,13 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { audiences } from '../names.ts';
 import { createTokenReviews, type TokenReviews } from './token-reviews.ts';
 
-/** An agent asks about each pod that it mounts for, and for dozens at once when its node starts. */
-const rememberMs = 5_000;
+/**
+ * How long to cache a review. An agent sends a request for each pod that it mounts volumes for, and dozens at once when its node starts.
+ */
+const cacheMs = 5_000;
 
-/** Reviews the tokens of agents. Everybody who reaches the server can send tokens, so obviously wrong ones are refused without a review. */
+/**
+ * Reviews the tokens of agents. Anyone who can reach the server can send tokens, so obviously invalid tokens are refused without a review.
+ */
 export const createAgentReviews = (client: KubeClient, clock: Clock): TokenReviews =>
-  createTokenReviews({ client, clock, audience: audiences.agents, rememberMs, accountsOnly: true });
+  createTokenReviews({ client, clock, audience: audiences.agents, cacheMs, serviceAccountsOnly: true });

@@ -1,47 +1,47 @@
 import type { Clock } from '#base/clock.ts';
 
-/** Caches answers for a while. */
+/** Caches answers for a limited time. */
 export interface AnswerCache<T> {
-  /** Concurrent callers share one request. If it fails, only the first caller gets the error; the others ask again. */
-  of(key: string, ask: () => Promise<T>): Promise<T>;
+  /** Concurrent callers share one request. If it fails, only the first caller gets the error; the others repeat the request. */
+  get(key: string, request: () => Promise<T>): Promise<T>;
 }
 
 export interface AnswerCacheOptions {
   readonly clock: Clock;
   /** How long an answer is valid, from the start of the request. */
-  readonly ms: number;
+  readonly ttlMs: number;
   readonly maxEntries: number;
 }
 
-export function createAnswerCache<T>({ clock, ms, maxEntries: most }: AnswerCacheOptions): AnswerCache<T> {
-  const known = new Map<string, { readonly answer: Promise<T>; readonly until: number }>();
+export function createAnswerCache<T>({ clock, ttlMs, maxEntries }: AnswerCacheOptions): AnswerCache<T> {
+  const entries = new Map<string, { readonly answer: Promise<T>; readonly expiresAt: number }>();
 
   function makeRoom(): void {
     // Evict the oldest: all entries have the same lifetime.
-    for (const oldest of known.keys()) {
-      if (known.size < most) break;
-      known.delete(oldest);
+    for (const oldest of entries.keys()) {
+      if (entries.size < maxEntries) break;
+      entries.delete(oldest);
     }
   }
 
   return {
-    of: async (key, ask) => {
-      const found = known.get(key);
-      if (found !== undefined && clock.elapsed() < found.until) {
+    get: async (key, request) => {
+      const found = entries.get(key);
+      if (found !== undefined && clock.elapsed() < found.expiresAt) {
         try {
           return await found.answer;
         } catch {
-          // The first caller may have aborted, which says nothing about the answer.
+          // The first caller may have aborted its request, so repeat it.
         }
       }
-      known.delete(key);
+      entries.delete(key);
       makeRoom();
-      const entry = { answer: ask(), until: clock.elapsed() + ms };
-      known.set(key, entry);
+      const entry = { answer: request(), expiresAt: clock.elapsed() + ttlMs };
+      entries.set(key, entry);
       try {
         return await entry.answer;
       } catch (thrown) {
-        if (known.get(key) === entry) known.delete(key);
+        if (entries.get(key) === entry) entries.delete(key);
         throw thrown;
       }
     },

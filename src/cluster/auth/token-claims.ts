@@ -12,8 +12,8 @@ export function mayBeTokenFor(token: string, audience: string, now: number): boo
     const { aud, exp } = JSON.parse(Buffer.from(claims, 'base64url').toString('utf8')) as Readonly<
       Record<string, unknown>
     >;
-    const isMeant = Array.isArray(aud) ? aud.includes(audience) : aud === audience;
-    return isMeant && typeof exp === 'number' && exp * 1_000 > now - leewayMs;
+    const hasAudience = Array.isArray(aud) ? aud.includes(audience) : aud === audience;
+    return hasAudience && typeof exp === 'number' && exp * 1_000 > now - leewayMs;
   } catch {
     return false;
   }

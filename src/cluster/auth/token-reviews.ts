@@ -23,44 +23,44 @@ export interface TokenReviewsOptions {
   /** The required audience. Tokens for other audiences, also for the API server, are refused. */
   readonly audience: string;
   /**
-   * How long to cache a positive answer; zero: never. The API server itself caches positive answers for ten seconds, so a revoked token is
-   * refused no later with a cache of up to that time. Refusals are not cached.
+   * How long to cache a positive answer; zero: no cache. The API server itself caches positive answers for ten seconds, so a cache of up to
+   * that time does not accept a revoked token for longer. Refusals are not cached.
    */
-  readonly rememberMs?: number;
-  /** Only tokens of service accounts are expected: a token that cannot be one, by its claims, is refused without a review. */
-  readonly accountsOnly?: boolean;
+  readonly cacheMs?: number;
+  /** Refuses, without a review, a token whose claims cannot be those of a valid service account token. */
+  readonly serviceAccountsOnly?: boolean;
 }
 
 export interface TokenReviews {
   /**
-   * `from` is the client's address, which has a limit of concurrent reviews. Throws 'token-missing', 'token-refused' (unauthenticated), or
+   * Each `clientAddress` has a limit of concurrent reviews. Throws 'token-missing', 'token-refused' (unauthenticated), or
    * 'review-failed' (unavailable) if Kubernetes does not answer.
    */
-  review(token: string | undefined, scope: Scope, from?: string): Promise<ReviewedUser>;
+  review(token: string | undefined, scope: Scope, clientAddress?: string): Promise<ReviewedUser>;
 }
 
-const callMs = 10_000;
-/** The limit of concurrent reviews: everybody who can reach the server can cause one. */
-const maxConcurrent = 16;
+const reviewTimeoutMs = 10_000;
+/** The limit of concurrent reviews: anyone who can reach the server can cause a review. */
+const maxConcurrentReviews = 16;
 /** The limits of waiting reviews, in total and for one address, and of cached answers. */
-const maxWaiting = 256;
+const maxWaitingReviews = 256;
 const maxWaitingPerAddress = 16;
-const maxRemembered = 1_000;
-/** The form of a token. Those of Kubernetes have about 1,200 characters. */
+const maxCachedAnswers = 1_000;
+/** The form of a token. Tokens of Kubernetes have about 1,200 characters. */
 const tokenPattern = /^[!-~]{1,8192}$/;
 
 /** The token of an `Authorization: Bearer` header. */
 export const bearerOf = (header: string | undefined): string | undefined => /^Bearer +(\S+)$/i.exec(header ?? '')?.[1];
 
 export function createTokenReviews(options: TokenReviewsOptions): TokenReviews {
-  const { client, clock, audience, rememberMs = 0, accountsOnly = false } = options;
-  const remembered = createAnswerCache<ReviewedUser>({ clock, ms: rememberMs, maxEntries: maxRemembered });
-  const limiter = createLimiter(maxConcurrent);
-  const waitingFrom = new Map<string, number>();
+  const { client, clock, audience, cacheMs = 0, serviceAccountsOnly = false } = options;
+  const cachedReviews = createAnswerCache<ReviewedUser>({ clock, ttlMs: cacheMs, maxEntries: maxCachedAnswers });
+  const limiter = createLimiter(maxConcurrentReviews);
+  const waitingByAddress = new Map<string, number>();
   let waiting = 0;
 
-  async function ask(token: string, scope: Scope): Promise<ReviewedUser> {
-    using limit = clock.deadline(callMs, scope.signal);
+  async function requestReview(token: string, scope: Scope): Promise<ReviewedUser> {
+    using limit = clock.deadline(reviewTimeoutMs, scope.signal);
     const spec = { token, audiences: [audience] };
     const { status } = await client
       .create(tokenReviews, { metadata: {}, spec }, limit.signal)
@@ -72,46 +72,50 @@ export function createTokenReviews(options: TokenReviewsOptions): TokenReviews {
     const { username = '', uid = '', groups = [], extra = {} } = status?.user ?? {};
     // An API server that does not support audiences does not check them, and returns none.
     if (status?.authenticated !== true || status.audiences?.includes(audience) !== true || username === '')
-      throw refused(audience);
+      throw tokenRefused(audience);
     return { username, uid, groups, extra };
   }
 
-  async function askLimited(token: string, scope: Scope, from: string | undefined): Promise<ReviewedUser> {
-    const others = from === undefined ? 0 : (waitingFrom.get(from) ?? 0);
-    if (waiting >= maxWaiting || others >= maxWaitingPerAddress)
+  async function requestReviewLimited(
+    token: string,
+    scope: Scope,
+    clientAddress: string | undefined,
+  ): Promise<ReviewedUser> {
+    const waitingBefore = clientAddress === undefined ? 0 : (waitingByAddress.get(clientAddress) ?? 0);
+    if (waiting >= maxWaitingReviews || waitingBefore >= maxWaitingPerAddress)
       throw reviewFailed(new Error('too many tokens are being reviewed'));
     waiting++;
-    if (from !== undefined) waitingFrom.set(from, others + 1);
+    if (clientAddress !== undefined) waitingByAddress.set(clientAddress, waitingBefore + 1);
     try {
-      return await limiter.run(() => ask(token, scope));
+      return await limiter.run(() => requestReview(token, scope));
     } finally {
       waiting--;
-      if (from !== undefined) stopWaiting(from);
+      if (clientAddress !== undefined) stopWaiting(clientAddress);
     }
   }
 
-  function stopWaiting(from: string): void {
-    const left = (waitingFrom.get(from) ?? 0) - 1;
-    if (left > 0) waitingFrom.set(from, left);
-    else waitingFrom.delete(from);
+  function stopWaiting(clientAddress: string): void {
+    const remaining = (waitingByAddress.get(clientAddress) ?? 0) - 1;
+    if (remaining > 0) waitingByAddress.set(clientAddress, remaining);
+    else waitingByAddress.delete(clientAddress);
   }
 
   return {
-    review: async (token, scope, from) => {
-      if (token === undefined) throw missing(audience);
-      if (!tokenPattern.test(token)) throw refused(audience);
-      if (accountsOnly && !mayBeTokenFor(token, audience, clock.now())) throw refused(audience);
-      if (rememberMs === 0) return await askLimited(token, scope, from);
+    review: async (token, scope, clientAddress) => {
+      if (token === undefined) throw tokenMissing(audience);
+      if (!tokenPattern.test(token)) throw tokenRefused(audience);
+      if (serviceAccountsOnly && !mayBeTokenFor(token, audience, clock.now())) throw tokenRefused(audience);
+      if (cacheMs === 0) return await requestReviewLimited(token, scope, clientAddress);
       // A hash, so that the token does not stay in memory.
       const key = createHash('sha256').update(token).digest('base64');
-      return await remembered.of(key, () => askLimited(token, scope, from));
+      return await cachedReviews.get(key, () => requestReviewLimited(token, scope, clientAddress));
     },
   };
 }
 
-const nodeName = 'authentication.kubernetes.io/node-name';
+const nodeNameKey = 'authentication.kubernetes.io/node-name';
 
-/** The node of an agent. It comes only from the agent's token, which is bound to its pod. */
+/** The node of an agent, taken only from the agent's token, which is bound to its pod. */
 export function nodeOfAgent({ username, extra }: ReviewedUser, namespace: string): string {
   const account = agentAccount(namespace);
   if (username !== account) {
@@ -121,9 +125,9 @@ export function nodeOfAgent({ username, extra }: ReviewedUser, namespace: string
       action: `Agents run as ${account}: see the DaemonSet of the chart.`,
     });
   }
-  const [node, ...more] = extra[nodeName] ?? [];
+  const [node, ...more] = extra[nodeNameKey] ?? [];
   if (node !== undefined && node !== '' && more.length === 0) return node;
-  throw new StowageError("the token does not say on which node its agent's pod is", {
+  throw new StowageError("the token does not name the node of the agent's pod", {
     code: 'denied',
     reason: 'agent-node-unknown',
     action:
@@ -132,14 +136,14 @@ export function nodeOfAgent({ username, extra }: ReviewedUser, namespace: string
   });
 }
 
-const missing = (audience: string): StowageError =>
+const tokenMissing = (audience: string): StowageError =>
   new StowageError('a bearer token is required here', {
     code: 'unauthenticated',
     reason: 'token-missing',
-    action: `Send a token of Kubernetes for the audience ${audience}.`,
+    action: `Send a Kubernetes token for the audience ${audience}.`,
   });
 
-const refused = (audience: string): StowageError =>
+const tokenRefused = (audience: string): StowageError =>
   new StowageError('Kubernetes does not accept the token', {
     code: 'unauthenticated',
     reason: 'token-refused',

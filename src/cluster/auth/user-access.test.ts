@@ -6,63 +6,63 @@ import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { createTokenReviews } from './token-reviews.ts';
-import { type AccessRequest, createUserAccess, rememberMs, type UserAccess } from './user-access.ts';
+import { type AccessRequest, accessCacheMs, createUserAccess, type UserAccess } from './user-access.ts';
 
 let api: FakeKubeApi;
 let access: UserAccess;
 let clock: ReturnType<typeof createFakeClock>;
-let reviewed: { readonly kind: string; readonly spec: Readonly<Record<string, unknown>> }[];
-/** What the API server says. */
+let sentReviews: { readonly kind: string; readonly spec: Readonly<Record<string, unknown>> }[];
+/** The result of the API server's token reviews. */
 let isAuthenticated: boolean;
-let warned: string[];
-let may: (attributes: Readonly<Record<string, string>>) => boolean;
+let warnings: string[];
+let isAllowed: (attributes: Readonly<Record<string, string>>) => boolean;
 const { signal } = new AbortController();
-const list: AccessRequest = { resource: 'volumes', verb: 'list' };
+const listVolumes: AccessRequest = { resource: 'volumes', verb: 'list' };
 
 beforeEach(async () => {
   api = await startKubeApi();
   onTestFinished(() => api[Symbol.asyncDispose]());
-  reviewed = [];
+  sentReviews = [];
   isAuthenticated = true;
-  warned = [];
-  may = () => true;
+  warnings = [];
+  isAllowed = () => true;
   api.intercept = (request, response, body) => {
     const kind = /(tokenreviews|subjectaccessreviews)$/.exec(request.url ?? '')?.[1];
     if (kind === undefined) return false;
     const { spec } = JSON.parse(body);
-    reviewed.push({ kind, spec });
+    sentReviews.push({ kind, spec });
     const user = { username: 'system:serviceaccount:a:b', uid: 'u1', groups: ['g'], extra: { some: ['x'] } };
     const status =
       kind === 'tokenreviews'
         ? { authenticated: isAuthenticated, audiences: spec.audiences, user }
-        : { allowed: may(spec.resourceAttributes ?? spec.nonResourceAttributes) };
+        : { allowed: isAllowed(spec.resourceAttributes ?? spec.nonResourceAttributes) };
     response.writeHead(201, { 'content-type': 'application/json' }).end(JSON.stringify({ spec, status }));
     return true;
   };
   clock = createFakeClock();
   const client = createKubeClient({ access: api.access, clock, userAgent: 'test' });
   onTestFinished(() => client[Symbol.dispose]());
-  const reviews = createTokenReviews({ client, clock, audience: 'stowage.dev', rememberMs });
-  const log = { ...silentLog(), warn: (message: string) => void warned.push(message) };
+  const reviews = createTokenReviews({ client, clock, audience: 'stowage.dev', cacheMs: accessCacheMs });
+  const log = { ...silentLog(), warn: (message: string) => void warnings.push(message) };
   access = createUserAccess({ client, clock, reviews, log });
 });
 
-const token = { authorization: 'Bearer secret-token' };
-const admit = (headers: IncomingHttpHeaders = token, wanted: AccessRequest = list, subject?: string) =>
+const tokenHeaders = { authorization: 'Bearer secret-token' };
+const admit = (headers: IncomingHttpHeaders = tokenHeaders, wanted: AccessRequest = listVolumes, subject?: string) =>
   access.admit(headers, wanted, subject, signal);
-const refusal = (thrown: Promise<unknown>) => thrown.then(() => undefined, stowageError);
-const asked = (kind: string): number => reviewed.filter((one) => one.kind === kind).length;
+const errorOf = (thrown: Promise<unknown>) => thrown.then(() => undefined, stowageError);
+const reviewCount = (kind: string): number => sentReviews.filter((one) => one.kind === kind).length;
 
-test('an admitted user is the one that Kubernetes names, with all its attributes', async () => {
+test('an admitted user is the user of the token review, and the access review gets all its attributes', async () => {
   const wanted: AccessRequest = { resource: 'volumes/uses', verb: 'delete' };
-  expect(await admit(token, wanted, 'silver..photos')).toEqual({
+  expect(await admit(tokenHeaders, wanted, 'silver..photos')).toEqual({
     id: 'user:system:serviceaccount:a:b',
     role: 'user',
     informed: true,
     stores: [],
   });
-  expect(reviewed[0]).toEqual({ kind: 'tokenreviews', spec: { token: 'secret-token', audiences: ['stowage.dev'] } });
-  expect(reviewed.find(({ spec }) => JSON.stringify(spec).includes('uses'))?.spec).toEqual({
+  expect(sentReviews[0]).toEqual({ kind: 'tokenreviews', spec: { token: 'secret-token', audiences: ['stowage.dev'] } });
+  expect(sentReviews.find(({ spec }) => JSON.stringify(spec).includes('uses'))?.spec).toEqual({
     user: 'system:serviceaccount:a:b',
     uid: 'u1',
     groups: ['g'],
@@ -78,9 +78,9 @@ test('an admitted user is the one that Kubernetes names, with all its attributes
   });
 });
 
-test('reading a pod needs the right of Kubernetes to read that pod', async () => {
-  await admit(token, { pod: { namespace: 'shop', name: 'web-0' }, verb: 'get' }, 'silver');
-  expect(reviewed.map(({ spec }) => spec['resourceAttributes'])).toContainEqual({
+test('access to a pod requires the permission to read that pod', async () => {
+  await admit(tokenHeaders, { pod: { namespace: 'shop', name: 'web-0' }, verb: 'get' }, 'silver');
+  expect(sentReviews.map(({ spec }) => spec['resourceAttributes'])).toContainEqual({
     group: '',
     version: 'v1',
     resource: 'pods',
@@ -90,15 +90,15 @@ test('reading a pod needs the right of Kubernetes to read that pod', async () =>
   });
 });
 
-test('a user without the right to read Store objects is not informed about addresses of stores', async () => {
-  may = ({ resource }) => resource !== 'stores';
+test('a user without the permission to read Store objects is not informed about addresses of stores', async () => {
+  isAllowed = ({ resource }) => resource !== 'stores';
   expect(await admit()).toMatchObject({ informed: false });
 });
 
-test('the token may be in our own header, but not in both', async () => {
+test('the token may be in the header Stowage-Authorization, but not in both headers', async () => {
   expect(await admit({ 'stowage-authorization': 'Bearer other-token' })).toMatchObject({ role: 'user' });
-  expect(reviewed[0]?.spec['token']).toBe('other-token');
-  expect(await refusal(admit({ ...token, 'stowage-authorization': 'Bearer other-token' }))).toMatchObject({
+  expect(sentReviews[0]?.spec['token']).toBe('other-token');
+  expect(await errorOf(admit({ ...tokenHeaders, 'stowage-authorization': 'Bearer other-token' }))).toMatchObject({
     code: 'unauthenticated',
     reason: 'token-ambiguous',
   });
@@ -107,18 +107,18 @@ test('the token may be in our own header, but not in both', async () => {
 test.each([{}, { authorization: 'Basic eDp5' }, { 'stowage-authorization': 'secret-token' }])(
   'a request without a bearer token is refused without a review: %j',
   async (headers) => {
-    expect(await refusal(admit(headers))).toMatchObject({ code: 'unauthenticated', reason: 'token-missing' });
-    expect(reviewed).toEqual([]);
+    expect(await errorOf(admit(headers))).toMatchObject({ code: 'unauthenticated', reason: 'token-missing' });
+    expect(sentReviews).toEqual([]);
   },
 );
 
-describe('a user without the right', () => {
+describe('a user without the permission', () => {
   beforeEach(() => {
-    may = () => false;
+    isAllowed = () => false;
   });
 
   test('gets an error that names the missing rule', async () => {
-    const refused = await refusal(admit(token, { resource: 'volumes', verb: 'create' }));
+    const refused = await errorOf(admit(tokenHeaders, { resource: 'volumes', verb: 'create' }));
     expect(refused).toMatchObject({
       code: 'denied',
       reason: 'rule-missing',
@@ -130,31 +130,35 @@ describe('a user without the right', () => {
   });
 
   test('gets an error that names a subresource, a single object or a path', async () => {
-    const part = await refusal(admit(token, { resource: 'stores/check', verb: 'create' }, 'silver'));
-    expect(part?.message).toBe("system:serviceaccount:a:b may not create stores.stowage.dev/check 'silver'");
-    expect(part?.action).toContain('resources: ["stores/check"]');
-    const pod = await refusal(admit(token, { pod: { namespace: 'shop', name: 'web-0' }, verb: 'get' }, 'silver'));
-    expect(pod?.message).toBe("system:serviceaccount:a:b may not get pod 'shop/web-0'");
-    expect(pod?.action).toContain('{apiGroups: [""], resources: ["pods"], verbs: ["get"]}');
-    const path = await refusal(admit(token, { path: '/metrics', verb: 'get' }));
-    expect(path?.action).toContain('{nonResourceURLs: ["/metrics"], verbs: ["get"]}');
+    const subresourceError = await errorOf(admit(tokenHeaders, { resource: 'stores/check', verb: 'create' }, 'silver'));
+    expect(subresourceError?.message).toBe(
+      "system:serviceaccount:a:b may not create stores.stowage.dev/check 'silver'",
+    );
+    expect(subresourceError?.action).toContain('resources: ["stores/check"]');
+    const podError = await errorOf(
+      admit(tokenHeaders, { pod: { namespace: 'shop', name: 'web-0' }, verb: 'get' }, 'silver'),
+    );
+    expect(podError?.message).toBe("system:serviceaccount:a:b may not get pod 'shop/web-0'");
+    expect(podError?.action).toContain('{apiGroups: [""], resources: ["pods"], verbs: ["get"]}');
+    const pathError = await errorOf(admit(tokenHeaders, { path: '/metrics', verb: 'get' }));
+    expect(pathError?.action).toContain('{nonResourceURLs: ["/metrics"], verbs: ["get"]}');
   });
 });
 
-test('answers are cached for a while, each for its question; then Kubernetes is asked again', async () => {
+test('answers are cached per request, and reviewed again when they expire', async () => {
   await admit();
   await Promise.all([admit(), admit()]);
-  expect([asked('tokenreviews'), asked('subjectaccessreviews')]).toEqual([1, 2]);
-  await admit(token, list, 'another');
-  expect(asked('subjectaccessreviews')).toBe(3);
-  may = () => false;
+  expect([reviewCount('tokenreviews'), reviewCount('subjectaccessreviews')]).toEqual([1, 2]);
+  await admit(tokenHeaders, listVolumes, 'another');
+  expect(reviewCount('subjectaccessreviews')).toBe(3);
+  isAllowed = () => false;
   isAuthenticated = true;
   expect(await admit()).toMatchObject({ role: 'user' });
-  clock.advance(rememberMs);
-  expect(await refusal(admit())).toMatchObject({ code: 'denied' });
+  clock.advance(accessCacheMs);
+  expect(await errorOf(admit())).toMatchObject({ code: 'denied' });
   isAuthenticated = false;
-  clock.advance(rememberMs);
-  expect(await refusal(admit())).toMatchObject({ code: 'unauthenticated', reason: 'token-refused' });
+  clock.advance(accessCacheMs);
+  expect(await errorOf(admit())).toMatchObject({ code: 'unauthenticated', reason: 'token-refused' });
 });
 
 test('a failed review is no refusal, is logged, and is not cached', async () => {
@@ -164,8 +168,8 @@ test('a failed review is no refusal, is logged, and is not cached', async () => 
     api.refuse(response, 403, 'Forbidden', { message: 'cannot create subjectaccessreviews' });
     return true;
   };
-  expect(await refusal(admit())).toMatchObject({ code: 'unavailable', reason: 'review-failed' });
-  expect(warned).toContain('Kubernetes could not check what a user may do');
+  expect(await errorOf(admit())).toMatchObject({ code: 'unavailable', reason: 'review-failed' });
+  expect(warnings).toContain('Kubernetes could not check what a user may do');
   api.intercept = answer;
   expect(await admit()).toMatchObject({ role: 'user' });
 });

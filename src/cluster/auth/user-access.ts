@@ -28,11 +28,13 @@ export interface AdmittedUser {
 
 /** Kubernetes authenticates the users of the API by their tokens, and authorizes them by its RBAC rules. */
 export interface UserAccess {
-  /** `subject` is the name of the resource. Throws 'unauthenticated', 'denied', or 'unavailable' if Kubernetes does not answer. */
+  /**
+   * `resourceName`: the name of the requested object. Throws 'unauthenticated', 'denied', or 'unavailable' if Kubernetes does not answer.
+   */
   admit(
     headers: IncomingHttpHeaders,
-    wanted: AccessRequest,
-    subject: string | undefined,
+    accessRequest: AccessRequest,
+    resourceName: string | undefined,
     signal: AbortSignal,
   ): Promise<AdmittedUser>;
 }
@@ -42,28 +44,28 @@ export interface UserAccessOptions {
   readonly clock: Clock;
   /** For the audience of users. */
   readonly reviews: TokenReviews;
-  /** Gets the causes of failed reviews, which users do not get. */
+  /** Receives the causes of failed reviews, which are not disclosed to users. */
   readonly log: Log;
 }
 
 const group = 'stowage.dev';
 /** The API server's proxy removes `authorization`, so requests through it carry this header. */
-const ownHeader = 'stowage-authorization';
-const callMs = 10_000;
-/** A revoked right stays valid for this time. */
-export const rememberMs = 5_000;
-const maxRemembered = 5_000;
+const stowageHeader = 'stowage-authorization';
+const reviewTimeoutMs = 10_000;
+/** How long to cache an answer: a revoked permission stays valid for this time. */
+export const accessCacheMs = 5_000;
+const maxCachedAnswers = 5_000;
 
 export function createUserAccess({ client, clock, reviews, log }: UserAccessOptions): UserAccess {
-  const answers = createAnswerCache<boolean>({ clock, ms: rememberMs, maxEntries: maxRemembered });
+  const answers = createAnswerCache<boolean>({ clock, ttlMs: accessCacheMs, maxEntries: maxCachedAnswers });
 
-  async function ask(
+  async function requestReview(
     user: ReviewedUser,
     wanted: AccessRequest,
     subject: string | undefined,
     signal: AbortSignal,
   ): Promise<boolean> {
-    using limit = clock.deadline(callMs, signal);
+    using limit = clock.deadline(reviewTimeoutMs, signal);
     const { username, uid, groups, extra } = user;
     const spec = { user: username, uid, groups, extra, ...attributesOf(wanted, subject) };
     try {
@@ -85,7 +87,7 @@ export function createUserAccess({ client, clock, reviews, log }: UserAccessOpti
     const key = createHash('sha256')
       .update(JSON.stringify([user, wanted, subject ?? null]))
       .digest('base64');
-    return answers.of(key, () => ask(user, wanted, subject, signal));
+    return answers.get(key, () => requestReview(user, wanted, subject, signal));
   };
 
   return {
@@ -121,46 +123,49 @@ function attributesOf(wanted: AccessRequest, name: string | undefined): Omit<Sub
 
 /** Refuses requests with both headers: they could name two users. */
 function tokenIn(headers: IncomingHttpHeaders): string | undefined {
-  const own = headers[ownHeader];
-  if (own !== undefined && headers.authorization !== undefined) throw ambiguous();
-  const given = own ?? headers.authorization;
-  const token = typeof given === 'string' ? bearerOf(given) : undefined;
+  const stowageValue = headers[stowageHeader];
+  if (stowageValue !== undefined && headers.authorization !== undefined) throw tokenAmbiguous();
+  const authorization = stowageValue ?? headers.authorization;
+  const token = typeof authorization === 'string' ? bearerOf(authorization) : undefined;
   if (token !== undefined) return token;
-  throw missing();
+  throw tokenMissing();
 }
 
-const howToGet = `kubectl create token ACCOUNT --namespace NAMESPACE --audience ${audiences.users}`;
+const createTokenCommand = `kubectl create token ACCOUNT --namespace NAMESPACE --audience ${audiences.users}`;
 
-const ambiguous = (): StowageError =>
+const tokenAmbiguous = (): StowageError =>
   new StowageError('two tokens were given, in Authorization and in Stowage-Authorization', {
     code: 'unauthenticated',
     reason: 'token-ambiguous',
     action: 'Send one of the two headers.',
   });
 
-const missing = (): StowageError =>
+const tokenMissing = (): StowageError =>
   new StowageError('a bearer token is required here', {
     code: 'unauthenticated',
     reason: 'token-missing',
-    action: `Use kubectl stowage, or send 'Authorization: Bearer TOKEN' with the token of a service account: ${howToGet}`,
+    action: `Use kubectl stowage, or send 'Authorization: Bearer TOKEN' with the token of a service account: ${createTokenCommand}`,
   });
 
 function forbidden(user: string, wanted: AccessRequest, subject: string | undefined): StowageError {
-  const { what, rule } = ruleFor(wanted, subject);
-  return new StowageError(`${user} may not ${wanted.verb} ${what}`, {
+  const { target, rule } = ruleFor(wanted, subject);
+  return new StowageError(`${user} may not ${wanted.verb} ${target}`, {
     code: 'denied',
     reason: 'rule-missing',
     action: `Ask the administrator of the cluster for a ClusterRole with the rule {${rule}, verbs: ["${wanted.verb}"]}, and a ClusterRoleBinding to it.`,
   });
 }
 
-function ruleFor(wanted: AccessRequest, subject: string | undefined): { readonly what: string; readonly rule: string } {
-  if ('path' in wanted) return { what: wanted.path, rule: `nonResourceURLs: ["${wanted.path}"]` };
+function ruleFor(
+  wanted: AccessRequest,
+  subject: string | undefined,
+): { readonly target: string; readonly rule: string } {
+  if ('path' in wanted) return { target: wanted.path, rule: `nonResourceURLs: ["${wanted.path}"]` };
   if ('pod' in wanted)
-    return { what: `pod '${wanted.pod.namespace}/${wanted.pod.name}'`, rule: 'apiGroups: [""], resources: ["pods"]' };
-  const about = subject === undefined ? '' : ` '${subject}'`;
+    return { target: `pod '${wanted.pod.namespace}/${wanted.pod.name}'`, rule: 'apiGroups: [""], resources: ["pods"]' };
+  const quotedName = subject === undefined ? '' : ` '${subject}'`;
   return {
-    what: `${wanted.resource.replace(/^[^/]*/, `$&.${group}`)}${about}`,
+    target: `${wanted.resource.replace(/^[^/]*/, `$&.${group}`)}${quotedName}`,
     rule: `apiGroups: ["${group}"], resources: ["${wanted.resource}"]`,
   };
 }

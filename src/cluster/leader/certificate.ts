@@ -1,6 +1,18 @@
 import { createPrivateKey, generateKeyPairSync, randomBytes, sign, X509Certificate } from 'node:crypto';
 import { createSecureContext } from 'node:tls';
-import { bits, explicit, implicit, integer, objectId, octets, sequence, set, time, utf8, yes } from './der.ts';
+import {
+  bitString,
+  derTrue,
+  encodeTime,
+  explicitTag,
+  implicitTag,
+  integer,
+  objectId,
+  octetString,
+  sequence,
+  setOf,
+  utf8String,
+} from './der.ts';
 
 /** A certificate and its key, in PEM. */
 export interface Credential {
@@ -18,50 +30,50 @@ const extensionIds = {
   extendedKeyUsage: objectId('2.5.29.37'),
 } as const;
 const serverAuthentication = objectId('1.3.6.1.5.5.7.3.1');
-const dnsName = 2;
+const dnsNameTag = 2;
 /** A BIT STRING with only the bit digitalSignature (and 7 unused bits). */
 const signatureOnly = Buffer.from([0x03, 0x02, 0x07, 0x80]);
 
-/** So that machines whose clock is behind accept it. */
-const backdatedMs = 24 * 3_600_000;
-const lifeMs = 365 * 24 * 3_600_000;
+/** How far notBefore lies in the past, so that machines with a slow clock accept the certificate. */
+const backdateMs = 24 * 3_600_000;
+const lifetimeMs = 365 * 24 * 3_600_000;
 
 /**
  * Creates a self-signed certificate with ECDSA on P-256. It is no CA: its key can impersonate only this server. Node can read certificates
  * but not create them, and the part of X.509 needed here is small.
  */
-export function makeCredential(names: readonly [string, ...string[]], now: number): Credential {
+export function createCredential(names: readonly [string, ...string[]], now: number): Credential {
   const { publicKey, privateKey } = generateKeyPairSync('ec', { namedCurve: 'P-256' });
-  const name = sequence(set(sequence(commonName, utf8(names[0]))));
-  const body = sequence(
-    explicit(0, integer(Buffer.from([2]))),
-    serial(),
+  const name = sequence(setOf(sequence(commonName, utf8String(names[0]))));
+  const tbsCertificate = sequence(
+    explicitTag(0, integer(Buffer.from([2]))),
+    serialNumber(),
     ecdsaWithSha256,
     name,
-    sequence(time(now - backdatedMs), time(now + lifeMs)),
+    sequence(encodeTime(now - backdateMs), encodeTime(now + lifetimeMs)),
     name,
     publicKey.export({ type: 'spki', format: 'der' }),
-    explicit(3, extensions(names)),
+    explicitTag(3, extensions(names)),
   );
-  const signature = sign('sha256', body, privateKey);
-  const cert = pem('CERTIFICATE', sequence(body, ecdsaWithSha256, bits(signature)));
+  const signature = sign('sha256', tbsCertificate, privateKey);
+  const cert = pem('CERTIFICATE', sequence(tbsCertificate, ecdsaWithSha256, bitString(signature)));
   return { cert, key: privateKey.export({ type: 'pkcs8', format: 'pem' }).toString() };
 }
 
 /** RFC 5280, section 4.1.2.2: positive, and not zero. */
-function serial(): Buffer {
+function serialNumber(): Buffer {
   const bytes = randomBytes(16);
   bytes[0] = ((bytes[0] ?? 0) & 0x7f) | 0x40;
   return integer(bytes);
 }
 
 function extensions(names: readonly string[]): Buffer {
-  const extension = (id: Buffer, content: Buffer): Buffer => sequence(id, octets(content));
-  const critical = (id: Buffer, content: Buffer): Buffer => sequence(id, yes, octets(content));
+  const extension = (id: Buffer, content: Buffer): Buffer => sequence(id, octetString(content));
+  const critical = (id: Buffer, content: Buffer): Buffer => sequence(id, derTrue, octetString(content));
   return sequence(
     extension(
       extensionIds.subjectAltName,
-      sequence(...names.map((name) => implicit(dnsName, Buffer.from(name, 'ascii')))),
+      sequence(...names.map((name) => implicitTag(dnsNameTag, Buffer.from(name, 'ascii')))),
     ),
     critical(extensionIds.basicConstraints, sequence()),
     critical(extensionIds.keyUsage, signatureOnly),
@@ -78,17 +90,17 @@ function pem(label: string, der: Buffer): string {
 export interface StoredCredential extends Credential {
   /** When two thirds of its lifetime are over. */
   readonly renewAt: number;
-  readonly endsAt: number;
+  readonly expiresAt: number;
   readonly isFor: (name: string) => boolean;
 }
 
 /** Throws if the certificate or the key is invalid. */
 export function readCredential(cert: string, key: string): StoredCredential {
   const x509 = new X509Certificate(cert);
-  if (!x509.checkPrivateKey(createPrivateKey(key))) throw new Error('the key is not that of the certificate');
-  // Finds other reasons for which TLS would refuse them, such as a key that is too short.
+  if (!x509.checkPrivateKey(createPrivateKey(key))) throw new Error('the key does not belong to the certificate');
+  // Finds other reasons for which TLS would refuse the certificate or the key, such as a key that is too short.
   createSecureContext({ cert, key });
-  const [from, to] = [x509.validFromDate.getTime(), x509.validToDate.getTime()];
+  const [notBefore, notAfter] = [x509.validFromDate.getTime(), x509.validToDate.getTime()];
   const isFor = (name: string): boolean => x509.checkHost(name) !== undefined;
-  return { cert, key, endsAt: to, renewAt: from + ((to - from) * 2) / 3, isFor };
+  return { cert, key, expiresAt: notAfter, renewAt: notBefore + ((notAfter - notBefore) * 2) / 3, isFor };
 }

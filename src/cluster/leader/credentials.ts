@@ -6,7 +6,7 @@ import { configMaps, secrets } from '#wire/kube/resources.ts';
 import type { ConfigMap, Secret } from '#wire/kube/types.ts';
 import { createWatchedObject } from '#wire/kube/watched-object.ts';
 import { leaderObjectNames, serverNames } from '../names.ts';
-import { type Credential, makeCredential, readCredential, type StoredCredential } from './certificate.ts';
+import { type Credential, createCredential, readCredential, type StoredCredential } from './certificate.ts';
 import { runReconcileLoop } from './reconcile-loop.ts';
 
 export interface CredentialsOptions {
@@ -16,12 +16,12 @@ export interface CredentialsOptions {
   /** A Secret that another program maintains. Stowage only reads it. */
   readonly secret?: string | undefined;
   /** Called with the first credential and with each new one, after its authority was published for agents. */
-  readonly use: (credential: Credential) => void;
+  readonly applyCredential: (credential: Credential) => void;
 }
 
 /** How often to check whether the certificate has to be renewed. */
 const resyncMs = 6 * 3_600_000;
-/** In case the watch does not report the change. */
+/** When to retry, in case the watch does not report the change. */
 const retryMs = 5_000;
 
 const labels = { 'app.kubernetes.io/managed-by': 'stowage.dev' };
@@ -30,44 +30,51 @@ const textOf = (secret: Secret | undefined, key: string): string =>
 
 /** Maintains the server's certificate in a Secret, and its authority in a ConfigMap, until the signal aborts. */
 export async function maintainCredentials(options: CredentialsOptions, scope: Scope): Promise<void> {
-  const { client, clock, namespace, secret: given, use } = options;
-  const isOwn = given === undefined;
+  const { client, clock, namespace, secret: givenSecretName, applyCredential } = options;
+  const isOwn = givenSecretName === undefined;
   const names = serverNames(namespace);
-  const at = { client, clock, namespace };
-  const secret = createWatchedObject({ ...at, resource: secrets, name: given ?? leaderObjectNames.secret });
-  const authority = createWatchedObject({ ...at, resource: configMaps, name: leaderObjectNames.authority });
-  let used = '';
+  const watchOptions = { client, clock, namespace };
+  const secret = createWatchedObject({
+    ...watchOptions,
+    resource: secrets,
+    name: givenSecretName ?? leaderObjectNames.secret,
+  });
+  const authority = createWatchedObject({ ...watchOptions, resource: configMaps, name: leaderObjectNames.authority });
+  let lastApplied = '';
 
-  function usable(found: Secret | undefined): StoredCredential {
-    const kept = readCredential(textOf(found, 'tls.crt'), textOf(found, 'tls.key'));
-    if (!kept.isFor(names[0])) throw new Error(`the certificate is not for ${names[0]}`);
-    if (kept.endsAt <= clock.now()) throw new Error('the certificate has expired');
-    return kept;
+  function readUsable(found: Secret | undefined): StoredCredential {
+    const credential = readCredential(textOf(found, 'tls.crt'), textOf(found, 'tls.key'));
+    if (!credential.isFor(names[0])) throw new Error(`the certificate is not for ${names[0]}`);
+    if (credential.expiresAt <= clock.now()) throw new Error('the certificate has expired');
+    return credential;
   }
 
   /** Undefined if there is no usable certificate, or it has to be renewed. */
-  function usableOrUndefined(found: Secret | undefined, { log }: Scope): StoredCredential | undefined {
+  function validCredentialIn(found: Secret | undefined, { log }: Scope): StoredCredential | undefined {
     if (found === undefined) return undefined;
     try {
-      const credential = usable(found);
+      const credential = readUsable(found);
       return clock.now() < credential.renewAt ? credential : undefined;
     } catch (error) {
-      log.warn('the certificate cannot be used: creating a new one', { secret: leaderObjectNames.secret, error });
+      log.warn('the certificate is not usable: creating a new certificate', {
+        secret: leaderObjectNames.secret,
+        error,
+      });
       return undefined;
     }
   }
 
   /**
-   * Several processes may try to create or replace the Secret. Optimistic locking lets only one of them succeed; the others fail, and
-   * then use what that one wrote.
+   * Several processes may try to create or replace the Secret. Optimistic locking lets only one of them succeed; the others fail, and then
+   * use the certificate that it wrote.
    */
-  async function ownCredential(scope: Scope): Promise<Credential> {
+  async function ensureOwnCredential(scope: Scope): Promise<Credential> {
     const found = secret.object;
-    const good = usableOrUndefined(found, scope);
-    if (good !== undefined) return good;
-    const made = makeCredential(names, clock.now());
-    const encoded = (text: string): string => Buffer.from(text, 'utf8').toString('base64');
-    const data = { 'tls.crt': encoded(made.cert), 'tls.key': encoded(made.key) };
+    const existing = validCredentialIn(found, scope);
+    if (existing !== undefined) return existing;
+    const created = createCredential(names, clock.now());
+    const toBase64 = (text: string): string => Buffer.from(text, 'utf8').toString('base64');
+    const data = { 'tls.crt': toBase64(created.cert), 'tls.key': toBase64(created.key) };
     const type = 'kubernetes.io/tls';
     // The type of a Secret is immutable. A Secret of another type was not created by Stowage.
     if (found !== undefined && found.type !== type)
@@ -85,15 +92,15 @@ export async function maintainCredentials(options: CredentialsOptions, scope: Sc
       );
     else await client.update(secrets, { ...found, data }, scope.signal);
     scope.log.info('created a new certificate', { secret: leaderObjectNames.secret, names });
-    return made;
+    return created;
   }
 
-  async function givenCredential(): Promise<Credential> {
-    if (secret.object === undefined) throw new Error(`there is no Secret ${given ?? ''} in ${namespace}`);
-    return usable(secret.object);
+  async function readGivenCredential(): Promise<Credential> {
+    if (secret.object === undefined) throw new Error(`there is no Secret ${givenSecretName ?? ''} in ${namespace}`);
+    return readUsable(secret.object);
   }
 
-  /** What clients have to trust: the CA, if the Secret has one, otherwise the certificate itself. */
+  /** The certificate that clients have to trust: the CA, if the Secret has one, otherwise the server's own. */
   const authorityOf = ({ cert }: Credential): string => {
     const signedBy = isOwn ? '' : textOf(secret.object, 'ca.crt');
     return signedBy === '' ? cert : signedBy;
@@ -108,22 +115,22 @@ export async function maintainCredentials(options: CredentialsOptions, scope: Sc
     await (found === undefined ? client.create(configMaps, object, signal) : client.update(configMaps, object, signal));
   }
 
-  async function pass(at: Scope): Promise<number> {
-    const credential = await (isOwn ? ownCredential(at) : givenCredential()).catch(ignoreLostRace);
+  async function reconcile(scope: Scope): Promise<number> {
+    const credential = await (isOwn ? ensureOwnCredential(scope) : readGivenCredential()).catch(ignoreLostRace);
     if (credential === undefined) return retryMs;
     // Publish before use: an agent that does not have the new authority yet cannot connect.
-    await publish(authorityOf(credential), at.signal).catch(ignoreLostRace);
+    await publish(authorityOf(credential), scope.signal).catch(ignoreLostRace);
     const { cert, key } = credential;
     const text = JSON.stringify([cert, key]);
-    if (text !== used) use({ cert, key });
-    used = text;
+    if (text !== lastApplied) applyCredential({ cert, key });
+    lastApplied = text;
     return resyncMs;
   }
 
-  await runReconcileLoop({ what: 'certificate', clock, objects: [secret, authority], reconcile: pass }, scope);
+  await runReconcileLoop({ objectName: 'certificate', clock, objects: [secret, authority], reconcile }, scope);
 }
 
-/** Another process was faster. The watch reports what it wrote, and triggers the next pass. */
+/** Another process wrote the object first. The watch reports that change, and triggers the next reconcile. */
 function ignoreLostRace(thrown: unknown): undefined {
   if (!['AlreadyExists', 'Conflict'].includes(reasonOf(thrown))) throw thrown;
 }

@@ -33,22 +33,22 @@ beforeEach(async () => {
   };
 });
 
-const at = (address: string) => ({ client, clock, namespace, address, port: 8443 });
+const optionsFor = (address: string) => ({ client, clock, namespace, address, port: 8443 });
 const scope = (): Scope => ({ signal, log: silentLog() });
 function start(address: string): () => Promise<void> {
-  const end = new AbortController();
-  const running = maintainLeaderSlice(at(address), { signal: end.signal, log: silentLog() });
+  const stopping = new AbortController();
+  const running = maintainLeaderSlice(optionsFor(address), { signal: stopping.signal, log: silentLog() });
   const stop = (): Promise<void> => {
-    end.abort();
+    stopping.abort();
     return running;
   };
   onTestFinished(stop);
   return stop;
 }
-const slice = (): Promise<EndpointSlice | undefined> =>
+const readSlice = (): Promise<EndpointSlice | undefined> =>
   client.get(endpointSlices, { namespace, name: 'stowage-leader' }, signal).catch(() => undefined);
-const addresses = async (): Promise<readonly string[]> =>
-  (await slice())?.endpoints?.flatMap((one) => one.addresses) ?? [];
+const publishedAddresses = async (): Promise<readonly string[]> =>
+  (await readSlice())?.endpoints?.flatMap((one) => one.addresses) ?? [];
 
 describe('the address of the leader', () => {
   test.each([
@@ -56,7 +56,7 @@ describe('the address of the leader', () => {
     ['fd00::5', 'IPv6'],
   ])('%s is published for the Service', async (address, addressType) => {
     start(address);
-    await eventually(slice).toMatchObject({
+    await eventually(readSlice).toMatchObject({
       metadata: {
         labels: {
           'kubernetes.io/service-name': 'stowage',
@@ -69,45 +69,45 @@ describe('the address of the leader', () => {
     });
   });
 
-  test.each(['10.0.0.6', 'fd00::6'])('is replaced by that of the next leader: %s', async (next) => {
+  test.each(['10.0.0.6', 'fd00::6'])('is replaced by the address of the next leader: %s', async (next) => {
     const stop = start('10.0.0.5');
-    await eventually(addresses).toEqual(['10.0.0.5']);
+    await eventually(publishedAddresses).toEqual(['10.0.0.5']);
     await stop();
     start(next);
-    await eventually(addresses).toEqual([next]);
+    await eventually(publishedAddresses).toEqual([next]);
   });
 
   test('is restored when a user changes or deletes it', async () => {
     start('10.0.0.5');
-    await eventually(addresses).toEqual(['10.0.0.5']);
-    const found = await slice();
-    for (const none of [[], null]) {
+    await eventually(publishedAddresses).toEqual(['10.0.0.5']);
+    const found = await readSlice();
+    for (const empty of [[], null]) {
       // The API server may return an empty list as null.
-      api.put(path, { ...found, metadata: { name: 'stowage-leader' }, endpoints: none, ports: none } as never);
-      await eventually(addresses).toEqual(['10.0.0.5']);
+      api.put(path, { ...found, metadata: { name: 'stowage-leader' }, endpoints: empty, ports: empty } as never);
+      await eventually(publishedAddresses).toEqual(['10.0.0.5']);
     }
-    expect((await slice())?.metadata.labels).toMatchObject({ 'kubernetes.io/service-name': 'stowage' });
+    expect((await readSlice())?.metadata.labels).toMatchObject({ 'kubernetes.io/service-name': 'stowage' });
     api.remove(path, 'stowage-leader');
-    await eventually(addresses).toEqual(['10.0.0.5']);
+    await eventually(publishedAddresses).toEqual(['10.0.0.5']);
   });
 
-  test('is written once', async () => {
+  test('is not written again if it is already published', async () => {
     const stop = start('10.0.0.5');
-    await eventually(addresses).toEqual(['10.0.0.5']);
+    await eventually(publishedAddresses).toEqual(['10.0.0.5']);
     await stop();
     start('10.0.0.5');
     await eventually(() => api.watches).toBe(1);
     expect(api.requests.filter((one) => !one.startsWith('GET'))).toEqual([`POST ${path}`]);
   });
 
-  test('is removed before an orderly shutdown, unless it is that of another process', async () => {
+  test('is removed before an orderly shutdown, unless it is the address of another process', async () => {
     const stop = start('10.0.0.5');
-    await eventually(addresses).toEqual(['10.0.0.5']);
+    await eventually(publishedAddresses).toEqual(['10.0.0.5']);
     await stop();
-    await removeLeaderSlice(at('10.0.0.9'), scope());
-    expect(await addresses()).toEqual(['10.0.0.5']);
-    await removeLeaderSlice(at('10.0.0.5'), scope());
-    expect(await slice()).toBeUndefined();
-    await removeLeaderSlice(at('10.0.0.5'), scope());
+    await removeLeaderSlice(optionsFor('10.0.0.9'), scope());
+    expect(await publishedAddresses()).toEqual(['10.0.0.5']);
+    await removeLeaderSlice(optionsFor('10.0.0.5'), scope());
+    expect(await readSlice()).toBeUndefined();
+    await removeLeaderSlice(optionsFor('10.0.0.5'), scope());
   });
 });

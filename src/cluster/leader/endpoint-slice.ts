@@ -18,10 +18,10 @@ export interface LeaderSliceOptions {
   readonly port: number;
 }
 
-/** In case the watch misses a change. */
+/** How often to compare the EndpointSlice, in case the watch misses a change. */
 const resyncMs = 60_000;
 const retryMs = 5_000;
-const callMs = 3_000;
+const removeTimeoutMs = 3_000;
 
 const labels = {
   'kubernetes.io/service-name': leaderObjectNames.service,
@@ -39,7 +39,7 @@ function sliceOf({ namespace, address, port }: LeaderSliceOptions): EndpointSlic
 }
 
 /** The fields that Stowage sets, for comparison. */
-const comparable = ({ metadata, addressType, endpoints, ports }: EndpointSlice): string =>
+const fingerprintOf = ({ metadata, addressType, endpoints, ports }: EndpointSlice): string =>
   JSON.stringify([
     Object.keys(labels).map((key) => metadata.labels?.[key]),
     addressType,
@@ -59,7 +59,7 @@ export async function maintainLeaderSlice(options: LeaderSliceOptions, scope: Sc
   });
   const wanted = sliceOf(options);
 
-  async function put(found: EndpointSlice | undefined, signal: AbortSignal): Promise<void> {
+  async function writeSlice(found: EndpointSlice | undefined, signal: AbortSignal): Promise<void> {
     if (found === undefined) {
       await client.create(endpointSlices, wanted, signal);
       return;
@@ -75,33 +75,33 @@ export async function maintainLeaderSlice(options: LeaderSliceOptions, scope: Sc
     await client.create(endpointSlices, wanted, signal);
   }
 
-  async function pass({ signal, log }: Scope): Promise<number> {
+  async function reconcile({ signal, log }: Scope): Promise<number> {
     const found = slice.object;
-    if (found !== undefined && comparable(found) === comparable(wanted)) return resyncMs;
+    if (found !== undefined && fingerprintOf(found) === fingerprintOf(wanted)) return resyncMs;
     try {
-      await put(found, signal);
+      await writeSlice(found, signal);
       log.info('the Service points to this process', { address: options.address, port: options.port });
       return resyncMs;
     } catch (thrown) {
-      // The watch reports the concurrent change, and triggers the next pass.
+      // The watch reports the concurrent change, and triggers the next reconcile.
       if (['Conflict', 'AlreadyExists', 'NotFound'].includes(reasonOf(thrown))) return retryMs;
       throw thrown;
     }
   }
 
-  await runReconcileLoop({ what: 'EndpointSlice', clock, objects: [slice], reconcile: pass }, scope);
+  await runReconcileLoop({ objectName: 'EndpointSlice', clock, objects: [slice], reconcile }, scope);
 }
 
 /** Removes the EndpointSlice before an orderly shutdown, unless it points to another process. Never throws. */
 export async function removeLeaderSlice(options: LeaderSliceOptions, { signal, log }: Scope): Promise<void> {
   const { client, clock, namespace } = options;
-  const at = { namespace, name: leaderObjectNames.slice };
-  using limit = clock.deadline(callMs, signal);
+  const key = { namespace, name: leaderObjectNames.slice };
+  using limit = clock.deadline(removeTimeoutMs, signal);
   try {
-    const found = await client.get(endpointSlices, at, limit.signal);
-    if (comparable(found) !== comparable(sliceOf(options))) return;
+    const found = await client.get(endpointSlices, key, limit.signal);
+    if (fingerprintOf(found) !== fingerprintOf(sliceOf(options))) return;
     const { uid, resourceVersion } = found.metadata;
-    await client.delete(endpointSlices, at, { uid, resourceVersion }, limit.signal);
+    await client.delete(endpointSlices, key, { uid, resourceVersion }, limit.signal);
   } catch (error) {
     if (reasonOf(error) !== 'NotFound') log.warn('the Service still points to this process', { error });
   }

@@ -21,7 +21,7 @@ beforeEach(async () => {
   ending = new AbortController();
 });
 
-const about = (pod: string): LeaderEndpointsOptions => ({
+const optionsFor = (pod: string): LeaderEndpointsOptions => ({
   client,
   clock: systemClock(),
   namespace: 'storage',
@@ -29,19 +29,20 @@ const about = (pod: string): LeaderEndpointsOptions => ({
   port: 8443,
   pod,
 });
-const keep = (pod = 'controller-1'): void => {
-  const kept = maintainLeaderEndpoints(about(pod), { signal: ending.signal, log: silentLog() });
+const startMaintaining = (pod = 'controller-1'): void => {
+  const maintaining = maintainLeaderEndpoints(optionsFor(pod), { signal: ending.signal, log: silentLog() });
   onTestFinished(async () => {
     ending.abort();
-    await kept;
+    await maintaining;
   });
 };
-const get = () => client.get(endpoints, { namespace: 'storage', name: 'stowage' }, signal).catch(() => undefined);
-const podNow = async () => (await get())?.subsets?.[0]?.addresses?.[0]?.targetRef?.name;
+const readEndpoints = () =>
+  client.get(endpoints, { namespace: 'storage', name: 'stowage' }, signal).catch(() => undefined);
+const publishedPod = async () => (await readEndpoints())?.subsets?.[0]?.addresses?.[0]?.targetRef?.name;
 
 test('the Endpoints name the leader’s pod, as the API server’s proxy needs it', async () => {
-  keep();
-  await expect.poll(get, wait).toMatchObject({
+  startMaintaining();
+  await expect.poll(readEndpoints, wait).toMatchObject({
     metadata: { labels: { 'endpointslice.kubernetes.io/skip-mirror': 'true' } },
     subsets: [
       {
@@ -52,22 +53,22 @@ test('the Endpoints name the leader’s pod, as the API server’s proxy needs i
   });
 });
 
-test('the Endpoints replace those of the previous leader, and are restored when a user changes them', async () => {
+test('the Endpoints replace the Endpoints of the previous leader, and are restored when a user changes them', async () => {
   api.put(path, { metadata: { name: 'stowage' }, subsets: [{ addresses: [{ ip: '10.0.0.4' }] }] } as never);
-  keep();
-  await expect.poll(podNow, wait).toBe('controller-1');
+  startMaintaining();
+  await expect.poll(publishedPod, wait).toBe('controller-1');
   api.remove(path, 'stowage');
-  await expect.poll(podNow, wait).toBe('controller-1');
+  await expect.poll(publishedPod, wait).toBe('controller-1');
 });
 
-test('a process removes its own Endpoints at the end, and not those of the next leader', async () => {
-  keep();
-  await expect.poll(podNow, wait).toBe('controller-1');
+test('a process removes its own Endpoints when it ends, but not the Endpoints of the next leader', async () => {
+  startMaintaining();
+  await expect.poll(publishedPod, wait).toBe('controller-1');
   const scope = { signal, log: silentLog() };
-  await removeLeaderEndpoints(about('controller-2'), scope);
-  expect(await podNow()).toBe('controller-1');
+  await removeLeaderEndpoints(optionsFor('controller-2'), scope);
+  expect(await publishedPod()).toBe('controller-1');
   ending.abort();
-  await removeLeaderEndpoints(about('controller-1'), scope);
-  expect(await get()).toBeUndefined();
-  await removeLeaderEndpoints(about('controller-1'), scope);
+  await removeLeaderEndpoints(optionsFor('controller-1'), scope);
+  expect(await readEndpoints()).toBeUndefined();
+  await removeLeaderEndpoints(optionsFor('controller-1'), scope);
 });

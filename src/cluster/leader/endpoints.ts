@@ -20,7 +20,7 @@ export interface LeaderEndpointsOptions {
 
 const resyncMs = 60_000;
 const retryMs = 5_000;
-const callMs = 3_000;
+const removeTimeoutMs = 3_000;
 
 /** Otherwise Kubernetes would mirror the Endpoints to a second EndpointSlice. */
 const labels = { 'endpointslice.kubernetes.io/skip-mirror': 'true', 'app.kubernetes.io/managed-by': 'stowage.dev' };
@@ -37,7 +37,7 @@ function endpointsOf({ namespace, address, port, pod }: LeaderEndpointsOptions):
   };
 }
 
-const comparable = ({ subsets = [] }: Endpoints): string =>
+const fingerprintOf = ({ subsets = [] }: Endpoints): string =>
   JSON.stringify(
     subsets.map(({ addresses = [], ports = [] }) => [
       addresses.map(({ ip, targetRef }) => [ip, targetRef?.name]),
@@ -51,7 +51,7 @@ const comparable = ({ subsets = [] }: Endpoints): string =>
  */
 export async function maintainLeaderEndpoints(options: LeaderEndpointsOptions, scope: Scope): Promise<void> {
   const { client, clock, namespace } = options;
-  const followed = createWatchedObject({
+  const watchedEndpoints = createWatchedObject({
     client,
     clock,
     namespace,
@@ -59,9 +59,9 @@ export async function maintainLeaderEndpoints(options: LeaderEndpointsOptions, s
     name: leaderObjectNames.service,
   });
   const wanted = endpointsOf(options);
-  const pass = async ({ signal }: Scope): Promise<number> => {
-    const found = followed.object;
-    if (found !== undefined && comparable(found) === comparable(wanted)) return resyncMs;
+  const reconcile = async ({ signal }: Scope): Promise<number> => {
+    const found = watchedEndpoints.object;
+    if (found !== undefined && fingerprintOf(found) === fingerprintOf(wanted)) return resyncMs;
     try {
       if (found === undefined) await client.create(endpoints, wanted, signal);
       else {
@@ -70,24 +70,24 @@ export async function maintainLeaderEndpoints(options: LeaderEndpointsOptions, s
       }
       return resyncMs;
     } catch (thrown) {
-      // The watch reports the concurrent change, and triggers the next pass.
+      // The watch reports the concurrent change, and triggers the next reconcile.
       if (['Conflict', 'AlreadyExists', 'NotFound'].includes(reasonOf(thrown))) return retryMs;
       throw thrown;
     }
   };
-  await runReconcileLoop({ what: 'Endpoints', clock, objects: [followed], reconcile: pass }, scope);
+  await runReconcileLoop({ objectName: 'Endpoints', clock, objects: [watchedEndpoints], reconcile }, scope);
 }
 
 /** Removes the Endpoints before an orderly shutdown, unless they point to another process. Never throws. */
 export async function removeLeaderEndpoints(options: LeaderEndpointsOptions, { signal, log }: Scope): Promise<void> {
   const { client, clock, namespace } = options;
-  const at = { namespace, name: leaderObjectNames.service };
-  using limit = clock.deadline(callMs, signal);
+  const key = { namespace, name: leaderObjectNames.service };
+  using limit = clock.deadline(removeTimeoutMs, signal);
   try {
-    const found = await client.get(endpoints, at, limit.signal);
-    if (comparable(found) !== comparable(endpointsOf(options))) return;
+    const found = await client.get(endpoints, key, limit.signal);
+    if (fingerprintOf(found) !== fingerprintOf(endpointsOf(options))) return;
     const { uid, resourceVersion } = found.metadata;
-    await client.delete(endpoints, at, { uid, resourceVersion }, limit.signal);
+    await client.delete(endpoints, key, { uid, resourceVersion }, limit.signal);
   } catch (error) {
     if (reasonOf(error) !== 'NotFound') log.warn("the API server's proxy still points to this process", { error });
   }

@@ -5,8 +5,8 @@ import type { WatchedObject } from '#wire/kube/watched-object.ts';
 import { sleepOrWake } from '../sleep-or-wake.ts';
 
 export interface ReconcileLoopOptions {
-  /** A name for the log. */
-  readonly what: string;
+  /** The name of the object in the log. */
+  readonly objectName: string;
   readonly clock: Clock;
   /** The loop waits until all of them are synced, and runs again when one of them changes. */
   readonly objects: readonly WatchedObject<unknown>[];
@@ -16,28 +16,28 @@ export interface ReconcileLoopOptions {
 }
 
 /** Runs until the signal aborts. Retries failures with backoff, or when an object changes. */
-export async function runReconcileLoop(keeping: ReconcileLoopOptions, scope: Scope): Promise<void> {
-  const { what, clock, objects, reconcile: pass, random = Math.random } = keeping;
+export async function runReconcileLoop(options: ReconcileLoopOptions, scope: Scope): Promise<void> {
+  const { objectName, clock, objects, reconcile, random = Math.random } = options;
   const { signal, log } = scope;
   const backOff = createBackOff({ firstMs: 250, mostMs: 15_000, random });
   let wake = Promise.withResolvers<void>();
-  using listening = new DisposableStack();
-  for (const object of objects) listening.use(object.on(() => wake.resolve()));
-  const following = objects.map((object) => object.run(scope));
+  using subscriptions = new DisposableStack();
+  for (const object of objects) subscriptions.use(object.on(() => wake.resolve()));
+  const watches = objects.map((object) => object.run(scope));
   while (!signal.aborted) {
     wake = Promise.withResolvers<void>();
     const waitMs = objects.every(({ synced }) => synced) ? await attempt() : Number.POSITIVE_INFINITY;
     await sleepOrWake(clock, waitMs, wake.promise, signal);
   }
-  await Promise.all(following);
+  await Promise.all(watches);
 
   async function attempt(): Promise<number> {
     try {
-      const ms = await pass(scope);
+      const ms = await reconcile(scope);
       backOff.reset();
       return ms;
     } catch (error) {
-      if (!signal.aborted) log.warn('reconcile failed, retrying', { what, error });
+      if (!signal.aborted) log.warn('reconcile failed, retrying', { what: objectName, error });
       return backOff.next();
     }
   }

@@ -10,33 +10,33 @@ const leaderAt = (host: string): LeaderAddress => ({ host, port: 8443, servernam
 const pod = (name: string): RequestedPod => ({ namespace: 'team', name, uid: `uid-${name}` });
 const answerOf = ({ uid }: RequestedPod): PodAnswer => ({ uid, hostUsers: false });
 
-interface Ground {
+interface PodCacheFixture {
   readonly clock: ReturnType<typeof createFakeClock>;
-  readonly answers: PodCache;
-  readonly asked: string[];
+  readonly cache: PodCache;
+  readonly requestedPods: string[];
   leader: LeaderAddress | undefined;
   answer: (pod: RequestedPod) => Promise<PodAnswer>;
 }
 
-function ground(): Ground {
+function podCacheFixture(): PodCacheFixture {
   const clock = createFakeClock();
-  const asked: string[] = [];
-  const it: Ground = {
+  const requestedPods: string[] = [];
+  const fixture: PodCacheFixture = {
     clock,
-    asked,
+    requestedPods,
     leader: leaderAt('10.0.0.1'),
     answer: async (one) => answerOf(one),
-    answers: createPodCache({
+    cache: createPodCache({
       clock,
       log: silentLog(),
-      leader: () => it.leader,
+      leader: () => fixture.leader,
       ask: async (_, one) => {
-        asked.push(one.name);
-        return await it.answer(one);
+        requestedPods.push(one.name);
+        return await fixture.answer(one);
       },
     }),
   };
-  return it;
+  return fixture;
 }
 
 const failing = async (): Promise<never> => {
@@ -45,77 +45,82 @@ const failing = async (): Promise<never> => {
 
 describe('an answer about a pod', () => {
   test('is requested once, also by concurrent callers, and stays available without a leader', async () => {
-    const it = ground();
-    const both = await Promise.all([it.answers.of(pod('a'), signal), it.answers.of(pod('a'), signal)]);
-    it.leader = undefined;
-    expect([...both, await it.answers.of(pod('a'), signal)]).toEqual([1, 2, 3].map(() => answerOf(pod('a'))));
-    expect(it.asked).toEqual(['a']);
-    expect(await it.answers.of(pod('b'), signal)).toBeUndefined();
+    const fixture = podCacheFixture();
+    const concurrentAnswers = await Promise.all([
+      fixture.cache.get(pod('a'), signal),
+      fixture.cache.get(pod('a'), signal),
+    ]);
+    fixture.leader = undefined;
+    expect([...concurrentAnswers, await fixture.cache.get(pod('a'), signal)]).toEqual(
+      [1, 2, 3].map(() => answerOf(pod('a'))),
+    );
+    expect(fixture.requestedPods).toEqual(['a']);
+    expect(await fixture.cache.get(pod('b'), signal)).toBeUndefined();
   });
 
-  test('is not cached for more pods than a node has', async () => {
-    const it = ground();
-    for (let i = 0; i <= 1_000; i++) await it.answers.of(pod(`p${i}`), signal);
-    await it.answers.of(pod('p1000'), signal);
-    expect(it.asked).toHaveLength(1_001);
-    await it.answers.of(pod('p0'), signal);
-    expect(it.asked).toHaveLength(1_002);
+  test('is evicted when the cache has more than 1000 answers', async () => {
+    const fixture = podCacheFixture();
+    for (let i = 0; i <= 1_000; i++) await fixture.cache.get(pod(`p${i}`), signal);
+    await fixture.cache.get(pod('p1000'), signal);
+    expect(fixture.requestedPods).toHaveLength(1_001);
+    await fixture.cache.get(pod('p0'), signal);
+    expect(fixture.requestedPods).toHaveLength(1_002);
   });
 
   test('is not used for another pod of the same name', async () => {
-    const it = ground();
-    it.answer = async () => ({ uid: 'uid-other', hostUsers: false });
-    expect(await it.answers.of(pod('a'), signal)).toBeUndefined();
-    it.answer = async (one) => answerOf(one);
-    expect(await it.answers.of(pod('a'), signal)).toEqual(answerOf(pod('a')));
+    const fixture = podCacheFixture();
+    fixture.answer = async () => ({ uid: 'uid-other', hostUsers: false });
+    expect(await fixture.cache.get(pod('a'), signal)).toBeUndefined();
+    fixture.answer = async (one) => answerOf(one);
+    expect(await fixture.cache.get(pod('a'), signal)).toEqual(answerOf(pod('a')));
   });
 
-  test('reaches the other callers when one of them stops waiting', async () => {
-    const it = ground();
+  test('is returned to the other callers when one of them aborts', async () => {
+    const fixture = podCacheFixture();
     const { promise, resolve } = Promise.withResolvers<PodAnswer>();
-    it.answer = () => promise;
-    const leaving = new AbortController();
-    const first = it.answers.of(pod('a'), leaving.signal);
-    const second = it.answers.of(pod('a'), signal);
-    leaving.abort(new Error('enough'));
+    fixture.answer = () => promise;
+    const caller = new AbortController();
+    const first = fixture.cache.get(pod('a'), caller.signal);
+    const second = fixture.cache.get(pod('a'), signal);
+    caller.abort(new Error('enough'));
     await expect(first).rejects.toThrow('enough');
     resolve(answerOf(pod('a')));
     expect(await second).toEqual(answerOf(pod('a')));
-    expect(it.asked).toEqual(['a']);
+    expect(fixture.requestedPods).toEqual(['a']);
   });
 });
 
 describe('a leader that cannot be reached', () => {
-  test('is not asked again for a while', async () => {
-    const it = ground();
-    it.answer = failing;
-    expect(await it.answers.of(pod('a'), signal)).toBeUndefined();
-    it.clock.advance(9_999);
-    expect(await it.answers.of(pod('b'), signal)).toBeUndefined();
-    expect(it.asked).toEqual(['a']);
-    it.clock.advance(1);
-    await it.answers.of(pod('c'), signal);
-    expect(it.asked).toEqual(['a', 'c']);
+  test('gets no requests for 10 s', async () => {
+    const fixture = podCacheFixture();
+    fixture.answer = failing;
+    expect(await fixture.cache.get(pod('a'), signal)).toBeUndefined();
+    fixture.clock.advance(9_999);
+    expect(await fixture.cache.get(pod('b'), signal)).toBeUndefined();
+    expect(fixture.requestedPods).toEqual(['a']);
+    fixture.clock.advance(1);
+    await fixture.cache.get(pod('c'), signal);
+    expect(fixture.requestedPods).toEqual(['a', 'c']);
   });
 
   test('does not prevent requests to the next leader, or to itself when it is back', async () => {
-    const it = ground();
-    it.answers.markUnreachable(leaderAt('10.0.0.1'));
-    expect(await it.answers.of(pod('a'), signal)).toBeUndefined();
-    it.leader = leaderAt('10.0.0.2');
-    expect(await it.answers.of(pod('a'), signal)).toEqual(answerOf(pod('a')));
-    it.leader = leaderAt('10.0.0.1');
-    it.answers.markReachable();
-    expect(await it.answers.of(pod('b'), signal)).toEqual(answerOf(pod('b')));
+    const fixture = podCacheFixture();
+    fixture.cache.markUnreachable(leaderAt('10.0.0.1'));
+    expect(await fixture.cache.get(pod('a'), signal)).toBeUndefined();
+    fixture.leader = leaderAt('10.0.0.2');
+    expect(await fixture.cache.get(pod('a'), signal)).toEqual(answerOf(pod('a')));
+    fixture.leader = leaderAt('10.0.0.1');
+    fixture.cache.markReachable();
+    expect(await fixture.cache.get(pod('b'), signal)).toEqual(answerOf(pod('b')));
   });
+});
 
-  test('differs from a leader that rejects the request', async () => {
-    const it = ground();
-    it.answer = async () => {
-      throw new Refusal('there is no such pod');
-    };
-    await it.answers.of(pod('a'), signal);
-    await it.answers.of(pod('b'), signal);
-    expect(it.asked).toEqual(['a', 'b']);
-  });
+test('a leader that rejects a request still gets other requests', async () => {
+  const fixture = podCacheFixture();
+  fixture.answer = async () => {
+    throw new Refusal('there is no such pod');
+  };
+  await fixture.cache.get(pod('a'), signal);
+  await fixture.cache.get(pod('b'), signal);
+  expect(fixture.requestedPods).toEqual(['a', 'b']);
 });

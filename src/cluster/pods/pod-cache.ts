@@ -13,10 +13,10 @@ export interface RequestedPod {
 /** Caches the leader's answers about pods. An answer never changes for the same pod uid. */
 export interface PodCache {
   /** Undefined if the leader cannot be reached, or another pod has the name. Concurrent callers share one request. */
-  of(pod: RequestedPod, signal: AbortSignal): Promise<PodAnswer | undefined>;
-  /** Stops asking this leader for a while. */
+  get(pod: RequestedPod, signal: AbortSignal): Promise<PodAnswer | undefined>;
+  /** Stops sending requests to this leader for a while. */
   markUnreachable(leader: LeaderAddress): void;
-  /** The leader answers again. */
+  /** Resumes sending requests: the leader answers again. */
   markReachable(): void;
 }
 
@@ -29,31 +29,31 @@ export interface PodCacheOptions {
   readonly ask: (leader: LeaderAddress, pod: RequestedPod) => Promise<PodAnswer>;
 }
 
-/** More than the pods of a node. */
+/** More than the pods that a node can have. */
 const maxPods = 1_000;
-const unreachableMs = 10_000;
+const retryUnreachableMs = 10_000;
 
 const addressOf = ({ host, port }: LeaderAddress): string => JSON.stringify([host, port]);
 
 export function createPodCache({ clock, log, leader, ask }: PodCacheOptions): PodCache {
-  const known = new Map<string, PodAnswer>();
-  const asking = new Map<string, Promise<PodAnswer | undefined>>();
-  let silent = { address: '', until: 0 };
+  const answers = new Map<string, PodAnswer>();
+  const inFlight = new Map<string, Promise<PodAnswer | undefined>>();
+  let unreachable = { address: '', retryAt: 0 };
 
-  function unreached(to: LeaderAddress): void {
-    silent = { address: addressOf(to), until: clock.elapsed() + unreachableMs };
+  function markUnreachable(to: LeaderAddress): void {
+    unreachable = { address: addressOf(to), retryAt: clock.elapsed() + retryUnreachableMs };
   }
 
   function remember(answer: PodAnswer): void {
     // Evict the oldest.
-    for (const oldest of known.keys()) {
-      if (known.size < maxPods) break;
-      known.delete(oldest);
+    for (const oldest of answers.keys()) {
+      if (answers.size < maxPods) break;
+      answers.delete(oldest);
     }
-    known.set(answer.uid, answer);
+    answers.set(answer.uid, answer);
   }
 
-  async function asked(to: LeaderAddress, pod: RequestedPod): Promise<PodAnswer | undefined> {
+  async function requestAnswer(to: LeaderAddress, pod: RequestedPod): Promise<PodAnswer | undefined> {
     try {
       const answer = await ask(to, pod);
       // The answer is about another pod of the same name.
@@ -61,34 +61,34 @@ export function createPodCache({ clock, log, leader, ask }: PodCacheOptions): Po
       remember(answer);
       return answer;
     } catch (error) {
-      if (!(error instanceof Refusal)) unreached(to);
-      log.info('could not ask the controller about a pod', { namespace: pod.namespace, name: pod.name, error });
+      if (!(error instanceof Refusal)) markUnreachable(to);
+      log.info('could not get data of a pod from the controller', { namespace: pod.namespace, name: pod.name, error });
       return undefined;
     } finally {
-      asking.delete(pod.uid);
+      inFlight.delete(pod.uid);
     }
   }
 
-  function answerFor(pod: RequestedPod): Promise<PodAnswer | undefined> | undefined {
-    const to = leader();
-    if (to === undefined) return undefined;
-    if (silent.address === addressOf(to) && clock.elapsed() < silent.until) return undefined;
-    const request = asked(to, pod);
-    asking.set(pod.uid, request);
+  function startRequest(pod: RequestedPod): Promise<PodAnswer | undefined> | undefined {
+    const address = leader();
+    if (address === undefined) return undefined;
+    if (unreachable.address === addressOf(address) && clock.elapsed() < unreachable.retryAt) return undefined;
+    const request = requestAnswer(address, pod);
+    inFlight.set(pod.uid, request);
     return request;
   }
 
   return {
-    of: async (pod, signal) => {
-      const found = known.get(pod.uid);
+    get: async (pod, signal) => {
+      const found = answers.get(pod.uid);
       if (found !== undefined) return found;
-      const answer = asking.get(pod.uid) ?? answerFor(pod);
+      const answer = inFlight.get(pod.uid) ?? startRequest(pod);
       if (answer === undefined) return undefined;
       return await unlessAborted(answer, signal);
     },
-    markUnreachable: unreached,
+    markUnreachable,
     markReachable: () => {
-      silent = { address: '', until: 0 };
+      unreachable = { address: '', retryAt: 0 };
     },
   };
 }

@@ -11,7 +11,7 @@ import { podPath } from '../names.ts';
 import { refuse } from '../problems.ts';
 import type { RequestHandler } from '../server/tls-server.ts';
 
-/** What an agent may know about a pod of its own node: nothing beyond what CSI could tell it. */
+/** The data of a pod that the leader discloses to the agent of the pod's node: nothing beyond what CSI could pass to it. */
 export interface PodAnswer {
   readonly uid: string;
   /** False if the pod has a user namespace of its own. */
@@ -30,32 +30,32 @@ export interface PodHandlerOptions {
 const answerMs = 5_000;
 
 /**
- * Answers agents' questions about pods. Agents have no right to read pods, since RBAC cannot restrict it to one node. Each agent may ask
- * about pods of the node that its token names. Other requests go to `next`.
+ * Answers agents' requests for pods. Agents have no permission to read pods, since RBAC cannot restrict it to one node. Each agent may
+ * request pods of the node that its token names. Other requests go to `next`.
  */
 export function createPodHandler(options: PodHandlerOptions, next: RequestHandler): RequestHandler {
   const { client, clock, log, reviews, namespace } = options;
 
-  async function podOf(wanted: PodPath, signal: AbortSignal): Promise<Pod | undefined> {
+  async function readPod(podName: PodPath, signal: AbortSignal): Promise<Pod | undefined> {
     try {
-      return await client.get(pods, { namespace: wanted.namespace, name: wanted.name }, signal);
+      return await client.get(pods, { namespace: podName.namespace, name: podName.name }, signal);
     } catch (thrown) {
       if (reasonOf(thrown) === 'NotFound') return undefined;
-      log.warn('the controller could not ask Kubernetes about a pod', { error: thrown });
+      log.warn('the controller could not get a pod from Kubernetes', { error: thrown });
       throw podLookupFailed(thrown);
     }
   }
 
-  async function answer(request: IncomingMessage, response: ServerResponse, wanted: PodPath): Promise<void> {
+  async function answerRequest(request: IncomingMessage, response: ServerResponse, podName: PodPath): Promise<void> {
     using limit = clock.deadline(answerMs, options.signal);
     try {
       const scope = { signal: limit.signal, log };
       const { headers, socket } = request;
       const reviewed = await reviews.review(bearerOf(headers.authorization), scope, socket.remoteAddress ?? '');
       const node = nodeOfAgent(reviewed, namespace);
-      const pod = await podOf(wanted, limit.signal);
+      const pod = await readPod(podName, limit.signal);
       // Do not reveal whether the pod exists on another node.
-      if (pod === undefined || pod.spec?.nodeName !== node) throw podUnknown(wanted);
+      if (pod === undefined || pod.spec?.nodeName !== node) throw podUnknown(podName);
       const podAnswer: PodAnswer = { uid: pod.metadata.uid ?? '', hostUsers: pod.spec.hostUsers !== false };
       response.writeHead(200, { 'content-type': 'application/json', 'cache-control': 'no-store' });
       response.end(JSON.stringify(podAnswer));
@@ -65,9 +65,9 @@ export function createPodHandler(options: PodHandlerOptions, next: RequestHandle
   }
 
   return (request, response) => {
-    const wanted = request.method === 'GET' ? podPathIn(request.url ?? '') : undefined;
-    if (wanted === undefined) next(request, response);
-    else void answer(request, response, wanted);
+    const podName = request.method === 'GET' ? podPathIn(request.url ?? '') : undefined;
+    if (podName === undefined) next(request, response);
+    else void answerRequest(request, response, podName);
   };
 }
 
@@ -90,7 +90,7 @@ const podUnknown = ({ namespace, name }: PodPath): StowageError =>
   });
 
 const podLookupFailed = (cause: unknown): StowageError =>
-  new StowageError('the controller could not ask Kubernetes about the pod', {
+  new StowageError('the controller could not get the pod from Kubernetes', {
     code: 'unavailable',
     reason: 'pod-unasked',
     cause,

@@ -18,51 +18,51 @@ export interface PodLocation {
 
 const answerMs = 5_000;
 
-/** Asks the API server on which node a running pod is, and at which address. Returns undefined if there is no such pod. */
+/** Reads the node and the address of a running pod from the API server. Returns undefined if there is no such pod. */
 export async function locatePod(
   client: KubeClient,
   clock: Clock,
-  named: PodName,
+  podName: PodName,
   scope: Scope,
 ): Promise<PodLocation | undefined> {
-  const pod = await podOf(client, clock, named, scope);
+  const pod = await readPod(client, clock, podName, scope);
   if (pod === undefined) return undefined;
   const { nodeName: node, hostNetwork = false } = pod.spec ?? {};
   const { phase, podIP: address } = pod.status ?? {};
-  if (phase === 'Succeeded' || phase === 'Failed') throw ended(named);
-  // Its network may be gone at any moment, and its address may belong to another pod then.
-  if (pod.metadata.deletionTimestamp !== undefined) throw ending(named);
-  if (node === undefined || address === undefined || address === '') throw notYet(named);
+  if (phase === 'Succeeded' || phase === 'Failed') throw podEnded(podName);
+  // Its network may be removed at any moment, and another pod may then get its address.
+  if (pod.metadata.deletionTimestamp !== undefined) throw podEnding(podName);
+  if (node === undefined || address === undefined || address === '') throw podWithoutAddress(podName);
   return { uid: pod.metadata.uid ?? '', node, address, hostNetwork };
 }
 
-async function podOf(client: KubeClient, clock: Clock, named: PodName, scope: Scope): Promise<Pod | undefined> {
+async function readPod(client: KubeClient, clock: Clock, podName: PodName, scope: Scope): Promise<Pod | undefined> {
   using limit = clock.deadline(answerMs, scope.signal);
   try {
-    return await client.get(pods, named, limit.signal);
+    return await client.get(pods, podName, limit.signal);
   } catch (cause) {
     scope.signal.throwIfAborted();
     if (reasonOf(cause) === 'NotFound') return undefined;
-    scope.log.warn('the controller could not ask Kubernetes about a pod', { error: cause });
+    scope.log.warn('the controller could not get a pod from Kubernetes', { error: cause });
     throw podLookupFailed(cause);
   }
 }
 
-const notYet = ({ namespace, name }: PodName): StowageError =>
+const podWithoutAddress = ({ namespace, name }: PodName): StowageError =>
   new StowageError(`pod '${namespace}/${name}' has no network address yet`, {
     code: 'conflict',
     reason: 'pod-without-address',
-    action: `Wait until it runs, or find out why it does not: kubectl describe pod ${name} --namespace ${namespace}`,
+    action: `Wait until it runs, or find out why it does not run: kubectl describe pod ${name} --namespace ${namespace}`,
   });
 
-const ended = ({ namespace, name }: PodName): StowageError =>
+const podEnded = ({ namespace, name }: PodName): StowageError =>
   new StowageError(`pod '${namespace}/${name}' has ended and no longer has a network`, {
     code: 'conflict',
     reason: 'pod-ended',
     action: 'Name a running pod.',
   });
 
-const ending = ({ namespace, name }: PodName): StowageError =>
+const podEnding = ({ namespace, name }: PodName): StowageError =>
   new StowageError(`pod '${namespace}/${name}' is being deleted`, {
     code: 'conflict',
     reason: 'pod-ending',
@@ -70,7 +70,7 @@ const ending = ({ namespace, name }: PodName): StowageError =>
   });
 
 const podLookupFailed = (cause: unknown): StowageError =>
-  new StowageError('the controller could not ask Kubernetes about the pod', {
+  new StowageError('the controller could not get the pod from Kubernetes', {
     code: 'unavailable',
     reason: 'pod-unasked',
     cause,

@@ -7,10 +7,10 @@ import type { UpgradeHandler } from './agent-admission.ts';
 
 /** The leader's HTTPS server. */
 export interface TlsServer {
-  /** The caller starts listening when there is a certificate. */
+  /** Does not listen yet: the caller starts listening when there is a certificate. */
   readonly server: Server;
   /** Sets the certificate for new connections. Open connections stay. */
-  use(credential: Credential): void;
+  setCredential(credential: Credential): void;
   /** Stops accepting, and waits for requests in flight. Closes connections that are open after `graceMs`. */
   close(graceMs: number): Promise<void>;
 }
@@ -32,10 +32,10 @@ const limits = {
   keepAliveTimeout: 65_000,
   connectionsCheckingInterval: 5_000,
   maxHeaderSize: 16 * 1024,
-  // Nothing here depends on the Host header; Node's own refusal of its absence would not be a problem document.
+  // Nothing here depends on the Host header, and Node's own error for a missing header is not a problem document.
   requireHostHeader: false,
 };
-/** One for each node, and a second one while a node reconnects. */
+/** One connection for each node, and a second one while a node reconnects. */
 const maxConnections = 16_384;
 
 export function createTlsServer({
@@ -54,7 +54,7 @@ export function createTlsServer({
   server.on('clientError', refuseUnparsable).on('checkExpectation', refuseExpectation);
   return {
     server,
-    use: ({ cert, key }) => server.setSecureContext({ cert, key, minVersion: 'TLSv1.2' }),
+    setCredential: ({ cert, key }) => server.setSecureContext({ cert, key, minVersion: 'TLSv1.2' }),
     close: async (graceMs) => {
       if (!server.listening) return;
       const { promise, resolve } = Promise.withResolvers<void>();

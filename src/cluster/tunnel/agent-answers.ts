@@ -12,8 +12,11 @@ export const agentAbsent = (node: string): StowageError =>
     action: `Check Stowage's pod on that node: kubectl get pods --all-namespaces --field-selector spec.nodeName=${node}`,
   });
 
-/** Translates why there was no answer. A change may have happened or not; a retry with the same request id does not repeat it. */
-export function agentLost(node: string, thrown: unknown): unknown {
+/**
+ * Returns the error for a request without an answer. Its change may or may not have happened; a retry with the same request id does not
+ * repeat it.
+ */
+export function callErrorFor(node: string, thrown: unknown): unknown {
   if (thrown instanceof DeadlineExceeded) {
     return new StowageError(`the agent of node ${node} gave no answer within ${thrown.ms / 1000} s`, {
       code: 'deadline',
@@ -41,13 +44,13 @@ export const unreadableAnswer = (node: string, why: string, cause?: unknown): St
   });
 
 /** Returns the parsed answer, or throws the agent's error. */
-export function parsedAnswer(node: string, { status, text }: Answer): unknown {
-  const body = parsed(node, status, text);
+export function parseAnswer(node: string, { status, text }: Answer): unknown {
+  const body = parseJson(node, status, text);
   if (status >= 200 && status < 300) return body;
-  throw problem(body) ?? unreadableAnswer(node, `status ${status}`);
+  throw errorInProblem(body) ?? unreadableAnswer(node, `status ${status}`);
 }
 
-function parsed(node: string, status: number, text: string): unknown {
+function parseJson(node: string, status: number, text: string): unknown {
   if (text === '') return undefined;
   try {
     return JSON.parse(text);
@@ -58,8 +61,8 @@ function parsed(node: string, status: number, text: string): unknown {
 
 const reasonPattern = new RegExp(reasonGrammar);
 
-/** An agent is not trusted with the controller's log and Events, so its texts are escaped and shortened. */
-function problem(body: unknown): StowageError | undefined {
+/** An agent is not trusted with the controller's log and Events, so its texts are made terminalSafe. */
+function errorInProblem(body: unknown): StowageError | undefined {
   const { code = '', reason = '', detail = '', action = '' } = problemIn(body) ?? {};
   if (!isErrorCode(code) || !reasonPattern.test(reason)) return undefined;
   return relayed(terminalSafeExcerpt(detail), { code, reason, action: terminalSafeExcerpt(action) });

@@ -5,7 +5,10 @@ import { podAddressPattern } from '#core/check-places.ts';
 interface AgentCall {
   readonly method: AgentRequest['method'];
   readonly path: string;
-  /** The only body that agents read. They ignore any other: it would ask for more than a controller may have. Unless given, the REST API checks the body. */
+  /**
+   * If set, agents ignore a body that does not match, since it would request more than a controller may have. If not set, only the REST API
+   * checks the body.
+   */
   readonly body?: RegExp;
   /** The created object records the request id itself, so the agent does not have to store the answer as well. */
   readonly answerForgotten?: boolean;
@@ -45,5 +48,5 @@ const patterns = agentCalls.map((call) => {
 });
 
 /** Undefined if agents do not accept this call from a controller. */
-export const agentCall = (method: string, path: string): AgentCall | undefined =>
+export const findAgentCall = (method: string, path: string): AgentCall | undefined =>
   patterns.find(({ call, pattern }) => call.method === method && pattern.test(path))?.call;

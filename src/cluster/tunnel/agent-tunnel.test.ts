@@ -11,143 +11,146 @@ import { eventually } from '#testing/controller-fixture.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import {
   agentToken,
+  type LeaderServer,
   leaderServers,
-  type OpenedServer,
   scopeOf,
   startCuttableProxy,
   testNamespace,
 } from '#testing/leader-servers.ts';
-import { makeCredential } from '../leader/certificate.ts';
+import { createCredential } from '../leader/certificate.ts';
 import { serverNames } from '../names.ts';
 
-const it = leaderServers();
-const ok: RequestListener = (_, response) => response.end('{}');
-const get = { method: 'GET', path: '/v1/status' } as const;
+const servers = leaderServers();
+const emptyApi: RequestListener = (_, response) => response.end('{}');
+const statusRequest = { method: 'GET', path: '/v1/status' } as const;
 
 describe('an agent', () => {
   test('waits for a leader, and for the authority of its certificate', async () => {
-    const leader = await it.open();
-    const link = it.link({ api: ok });
-    await eventually(() => it.api.watches).toBe(2);
+    const leader = await servers.startServer();
+    const agent = servers.connectAgent({ api: emptyApi });
+    await eventually(() => servers.api.watches).toBe(2);
     // An EndpointSlice without an address.
-    it.api.put(`/apis/discovery.k8s.io/v1/namespaces/${testNamespace}/endpointslices`, {
+    servers.api.put(`/apis/discovery.k8s.io/v1/namespaces/${testNamespace}/endpointslices`, {
       metadata: { name: 'stowage-leader' },
       addressType: 'IPv4',
       endpoints: null,
       ports: null,
     } as never);
-    expect(link.isConnected).toBe(false);
-    it.lead(leader);
-    await eventually(() => [link.isConnected, leader.agents.nodes()]).toEqual([true, ['node-1']]);
+    expect(agent.isConnected).toBe(false);
+    servers.publishLeader(leader);
+    await eventually(() => [agent.isConnected, leader.agents.nodes()]).toEqual([true, ['node-1']]);
   });
 
   test('connects to the next leader, although the first is still running', async () => {
-    const [first, second] = [await it.open(), await it.open()];
-    it.lead(first);
-    it.link({ api: ok });
+    const [first, second] = [await servers.startServer(), await servers.startServer()];
+    servers.publishLeader(first);
+    servers.connectAgent({ api: emptyApi });
     await eventually(() => first.agents.nodes()).toEqual(['node-1']);
-    it.lead(second);
+    servers.publishLeader(second);
     await eventually(() => second.agents.nodes()).toEqual(['node-1']);
     await eventually(() => first.agents.nodes()).toEqual([]);
   });
 
   test('stays connected without a leader, and while the certificate is renewed', async () => {
-    const leader = await it.open();
-    it.lead(leader);
-    it.link({ api: ok });
+    const leader = await servers.startServer();
+    servers.publishLeader(leader);
+    servers.connectAgent({ api: emptyApi });
     await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
     const agentChanges: string[] = [];
     onTestFinished(leader.agents.follow((node) => agentChanges.push(node)));
-    it.api.remove(`/apis/discovery.k8s.io/v1/namespaces/${testNamespace}/endpointslices`, 'stowage-leader');
-    const renewed = makeCredential(serverNames(testNamespace), Date.now());
-    leader.tlsServer.use(renewed);
-    const after: OpenedServer = { ...leader, credential: renewed };
-    it.lead(after);
-    expect(await leader.agents.call('node-1', get, scopeOf())).toEqual({});
+    servers.api.remove(`/apis/discovery.k8s.io/v1/namespaces/${testNamespace}/endpointslices`, 'stowage-leader');
+    const renewed = createCredential(serverNames(testNamespace), Date.now());
+    leader.tlsServer.setCredential(renewed);
+    const renewedLeader: LeaderServer = { ...leader, credential: renewed };
+    servers.publishLeader(renewedLeader);
+    expect(await leader.agents.call('node-1', statusRequest, scopeOf())).toEqual({});
     expect(agentChanges).toEqual([]);
-    expect(it.reviewed).toEqual(['node-1']);
+    expect(servers.reviewed).toEqual(['node-1']);
   });
 
   test('sends its current token after an earlier one was refused', async () => {
-    const leader = await it.open();
-    it.lead(leader);
-    it.link({ api: ok });
-    writeFileSync(it.tokenFile, agentToken(''));
+    const leader = await servers.startServer();
+    servers.publishLeader(leader);
+    servers.connectAgent({ api: emptyApi });
+    writeFileSync(servers.tokenFile, agentToken(''));
     // The agent may have read the first token before.
-    await eventually(() => it.reviewed.length).toBeGreaterThan(0);
-    writeFileSync(it.tokenFile, agentToken('node-7'));
+    await eventually(() => servers.reviewed.length).toBeGreaterThan(0);
+    writeFileSync(servers.tokenFile, agentToken('node-7'));
     await eventually(() => leader.agents.nodes()).toContain('node-7');
   });
 
-  test('sends its token only to the leader', async () => {
-    const leader = await it.open();
-    const other = makeCredential(serverNames(testNamespace), Date.now());
-    const heard: Buffer[] = [];
-    const dialled = Promise.withResolvers<void>();
+  test('sends its token only to a server with the leader’s certificate', async () => {
+    const leader = await servers.startServer();
+    const other = createCredential(serverNames(testNamespace), Date.now());
+    const receivedChunks: Buffer[] = [];
+    const connected = Promise.withResolvers<void>();
     const impostor = createServer(other).listen(0, '127.0.0.1');
-    impostor.on('connection', () => dialled.resolve());
-    impostor.on('secureConnection', (socket) => socket.on('data', (chunk: Buffer) => heard.push(chunk)));
+    impostor.on('connection', () => connected.resolve());
+    impostor.on('secureConnection', (socket) => socket.on('data', (chunk: Buffer) => receivedChunks.push(chunk)));
     impostor.on('tlsClientError', () => undefined);
     onTestFinished(() => void impostor.close());
     await once(impostor, 'listening');
-    it.lead(leader, (impostor.address() as AddressInfo).port);
-    const link = it.link({ api: ok });
-    await dialled.promise;
-    it.lead(leader);
-    await eventually(() => link.isConnected).toBe(true);
-    expect(Buffer.concat(heard).toString()).toBe('');
+    servers.publishLeader(leader, (impostor.address() as AddressInfo).port);
+    const agent = servers.connectAgent({ api: emptyApi });
+    await connected.promise;
+    servers.publishLeader(leader);
+    await eventually(() => agent.isConnected).toBe(true);
+    expect(Buffer.concat(receivedChunks).toString()).toBe('');
   });
 
-  test('reconnects after the API server was away, and after the leader’s server was', async () => {
-    const leader = await it.open();
-    const way = await startCuttableProxy(leader.port);
-    it.lead(leader, way.port);
-    it.link({ api: ok });
+  test('stays connected while the API server is away, and reconnects after its connection broke', async () => {
+    const leader = await servers.startServer();
+    const proxy = await startCuttableProxy(leader.port);
+    servers.publishLeader(leader, proxy.port);
+    servers.connectAgent({ api: emptyApi });
     await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
-    await it.api.down();
-    expect(await leader.agents.call('node-1', get, scopeOf())).toEqual({});
-    way.cut();
+    await servers.api.down();
+    expect(await leader.agents.call('node-1', statusRequest, scopeOf())).toEqual({});
+    proxy.cut();
     await eventually(() => leader.agents.nodes()).toEqual([]);
-    await it.api.up();
+    await servers.api.up();
     await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
   });
 
   test('notices a stalled connection within 20 s', async () => {
     const clock = createFakeClock();
-    const leader = await it.open();
-    const way = await startCuttableProxy(leader.port);
-    it.lead(leader, way.port);
-    const link = it.link({ api: ok, clock });
+    const leader = await servers.startServer();
+    const proxy = await startCuttableProxy(leader.port);
+    servers.publishLeader(leader, proxy.port);
+    const agent = servers.connectAgent({ api: emptyApi, clock });
     await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
     for (let i = 0; i < 3; i++) {
       clock.advance(10_000);
       // The peer answers the first ping after it has read it, and only then the agent sends the second one.
-      for (let n = 0; n < 2; n++) expect(await leader.agents.call('node-1', get, scopeOf())).toEqual({});
+      for (let n = 0; n < 2; n++) expect(await leader.agents.call('node-1', statusRequest, scopeOf())).toEqual({});
     }
-    way.freeze();
+    proxy.freeze();
     clock.advance(10_000);
-    expect(link.isConnected).toBe(true);
+    expect(agent.isConnected).toBe(true);
     clock.advance(10_000);
-    await eventually(() => link.isConnected).toBe(false);
+    await eventually(() => agent.isConnected).toBe(false);
   });
 
   test('stops at once, also while it connects', async () => {
-    const leader = await it.open();
-    const way = await startCuttableProxy(leader.port);
-    way.freeze();
-    it.lead(leader, way.port);
-    const link = it.link({ api: ok });
-    await eventually(() => it.api.watches).toBe(2);
-    await link[Symbol.asyncDispose]();
-    await eventually(() => it.api.watches).toBe(0);
+    const leader = await servers.startServer();
+    const proxy = await startCuttableProxy(leader.port);
+    proxy.freeze();
+    servers.publishLeader(leader, proxy.port);
+    const agent = servers.connectAgent({ api: emptyApi });
+    await eventually(() => servers.api.watches).toBe(2);
+    await agent[Symbol.asyncDispose]();
+    await eventually(() => servers.api.watches).toBe(0);
   });
 });
 
 describe('a hostile leader', () => {
   /** Upgrades the connection of every agent, and returns its HTTP/2 session. */
-  async function leading(): Promise<{ readonly session: Promise<ClientHttp2Session>; readonly server: Server }> {
-    const credential = makeCredential(serverNames(testNamespace), Date.now());
-    const got = Promise.withResolvers<ClientHttp2Session>();
+  async function startHostileLeader(): Promise<{
+    readonly session: Promise<ClientHttp2Session>;
+    readonly server: Server;
+  }> {
+    const credential = createCredential(serverNames(testNamespace), Date.now());
+    const upgradedSession = Promise.withResolvers<ClientHttp2Session>();
     const server = createServer(credential).listen(0, '127.0.0.1');
     server.on('upgrade', (_, socket, head) => {
       socket.on('error', () => undefined);
@@ -155,16 +158,16 @@ describe('a hostile leader', () => {
       socket.write('HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: stowage-agent/1\r\n\r\n');
       const session = connect('http://agent', { createConnection: () => streamOver(socket, { head }) });
       session.on('error', () => undefined);
-      got.resolve(session);
+      upgradedSession.resolve(session);
     });
     await once(server, 'listening');
     onTestFinished(() => void server.close());
-    const leader = await it.open();
-    it.lead({ ...leader, credential, port: (server.address() as AddressInfo).port });
-    return { session: got.promise, server };
+    const leader = await servers.startServer();
+    servers.publishLeader({ ...leader, credential, port: (server.address() as AddressInfo).port });
+    return { session: upgradedSession.promise, server };
   }
 
-  async function asked(session: ClientHttp2Session, headers: Record<string, string>): Promise<number> {
+  async function statusOf(session: ClientHttp2Session, headers: Record<string, string>): Promise<number> {
     const stream = session.request(headers);
     stream.on('error', () => undefined).resume();
     const { promise, resolve } = Promise.withResolvers<number>();
@@ -174,7 +177,7 @@ describe('a hostile leader', () => {
     return await promise;
   }
 
-  // Node's HTTP/2 refuses some of them itself, with an error code instead of an answer.
+  // Node's HTTP/2 refuses some of these requests itself, with an error code instead of an answer.
   test.each<[string, Record<string, string>, number]>([
     ['a path outside the API', { ':path': '/metrics' }, 404],
     ['a path that is only a prefix', { ':path': '/v1' }, 404],
@@ -201,29 +204,34 @@ describe('a hostile leader', () => {
     ['an address that HTTP/1 cannot have', { ':path': '/v1/a b' }, 1],
     ['too many headers', Object.fromEntries(Array.from({ length: 100 }, (_, i) => [`a${i}`, 'b'])), 11],
   ])('that asks for %s is refused', async (_, headers, status) => {
-    const { session } = await leading();
-    const reached: string[] = [];
+    const { session } = await startHostileLeader();
+    const reachedUrls: string[] = [];
     const api: RequestListener = (request, response) => {
-      reached.push(request.url ?? '');
+      reachedUrls.push(request.url ?? '');
       response.end('{}');
     };
-    it.link({ api });
-    expect(await asked(await session, { ':path': '/v1/status', ...headers })).toBe(status);
-    expect(reached).toEqual([]);
-    expect(await asked(await session, { ':path': '/v1/status' })).toBe(200);
+    servers.connectAgent({ api });
+    expect(await statusOf(await session, { ':path': '/v1/status', ...headers })).toBe(status);
+    expect(reachedUrls).toEqual([]);
+    expect(await statusOf(await session, { ':path': '/v1/status' })).toBe(200);
   });
 
   test('cannot forward headers that are not allowed', async () => {
-    const { session } = await leading();
-    const seen = Promise.withResolvers<unknown>();
+    const { session } = await startHostileLeader();
+    const receivedHeaders = Promise.withResolvers<unknown>();
     const api: RequestListener = ({ headers }, response) => {
-      seen.resolve(headers);
+      receivedHeaders.resolve(headers);
       response.end('{}');
     };
-    it.link({ api });
-    const others = { 'x-forwarded-for': 'a', cookie: 'b', authorization: 'Bearer c', prefer: 'respond-async' };
-    await asked(await session, { ':path': '/v1/status', ...others, 'idempotency-key': 'k' });
-    expect(await seen.promise).toEqual({
+    servers.connectAgent({ api });
+    const forbiddenHeaders = {
+      'x-forwarded-for': 'a',
+      cookie: 'b',
+      authorization: 'Bearer c',
+      prefer: 'respond-async',
+    };
+    await statusOf(await session, { ':path': '/v1/status', ...forbiddenHeaders, 'idempotency-key': 'k' });
+    expect(await receivedHeaders.promise).toEqual({
       host: 'localhost:80',
       'user-agent': 'lightMyRequest',
       'idempotency-key': 'k',
@@ -231,15 +239,15 @@ describe('a hostile leader', () => {
   });
 
   test('can have a store checked only from the network of a pod', async () => {
-    const { session } = await leading();
-    const seen: string[] = [];
+    const { session } = await startHostileLeader();
+    const receivedBodies: string[] = [];
     const api: RequestListener = (request, response) => {
       void Array.fromAsync(request as AsyncIterable<Buffer>).then((all) => {
-        seen.push(Buffer.concat(all).toString());
+        receivedBodies.push(Buffer.concat(all).toString());
         response.end('{}');
       });
     };
-    it.link({ api });
+    servers.connectAgent({ api });
     const check = async (body: string): Promise<unknown> => {
       const stream = (await session).request({
         ':method': 'POST',
@@ -253,40 +261,40 @@ describe('a hostile leader', () => {
       await once(stream, 'close');
       return headers[':status'];
     };
-    const ignored = [
+    const ignoredBodies = [
       '{"from":"netns:other"}',
       '{"from":"container:web"}',
       '{"from":"pod-address:1.2.3.4","x":1}',
       '{}',
       '',
     ];
-    for (const body of ignored) expect([body, await check(body)]).toEqual([body, 200]);
-    expect(seen.splice(0)).toEqual(ignored.map(() => ''));
-    const passed = ['{"from":"pod-address:10.244.1.5"}', '{"from":"pod-address:host"}'];
-    for (const body of passed) expect(await check(body)).toBe(200);
-    expect(seen).toEqual(passed);
+    for (const body of ignoredBodies) expect([body, await check(body)]).toEqual([body, 200]);
+    expect(receivedBodies.splice(0)).toEqual(ignoredBodies.map(() => ''));
+    const forwardedBodies = ['{"from":"pod-address:10.244.1.5"}', '{"from":"pod-address:host"}'];
+    for (const body of forwardedBodies) expect(await check(body)).toBe(200);
+    expect(receivedBodies).toEqual(forwardedBodies);
   });
 
-  test('that sends more than a request may contain is not read to the end', async () => {
-    const { session } = await leading();
-    const seen = Promise.withResolvers<number>();
+  test('that sends a body above the limit is not read to the end', async () => {
+    const { session } = await startHostileLeader();
+    const receivedBytes = Promise.withResolvers<number>();
     const api: RequestListener = (request, response) => {
       void Array.fromAsync(request as AsyncIterable<Buffer>).then((all) => {
-        seen.resolve(Buffer.concat(all).length);
+        receivedBytes.resolve(Buffer.concat(all).length);
         response.writeHead(413).end();
       });
     };
-    it.link({ api });
+    servers.connectAgent({ api });
     const stream = (await session).request({ ':method': 'POST', ':path': '/v1/volumes' });
     stream.on('error', () => undefined).resume();
     // The request never ends.
     stream.write(Buffer.alloc(100_000, 'x'));
     const [answer] = await once(stream, 'response');
-    expect([await seen.promise, answer[':status']]).toEqual([65_537, 413]);
+    expect([await receivedBytes.promise, answer[':status']]).toEqual([65_537, 413]);
   });
 
-  test('that sends garbage is left for the next leader', async () => {
-    const credential = makeCredential(serverNames(testNamespace), Date.now());
+  test('that sends garbage does not prevent a connection to the next leader', async () => {
+    const credential = createCredential(serverNames(testNamespace), Date.now());
     const server = createServer(credential).listen(0, '127.0.0.1');
     server.on('upgrade', (_, socket) => {
       socket.on('error', () => undefined);
@@ -298,12 +306,12 @@ describe('a hostile leader', () => {
       server.close();
       server.closeAllConnections();
     });
-    const leader = await it.open();
-    const turned = once(server, 'upgrade');
-    it.lead({ ...leader, credential, port: (server.address() as AddressInfo).port });
-    const link = it.link({ api: ok });
-    await turned;
-    it.lead(leader);
-    await eventually(() => [link.isConnected, leader.agents.nodes()]).toEqual([true, ['node-1']]);
+    const leader = await servers.startServer();
+    const upgradeRequested = once(server, 'upgrade');
+    servers.publishLeader({ ...leader, credential, port: (server.address() as AddressInfo).port });
+    const agent = servers.connectAgent({ api: emptyApi });
+    await upgradeRequested;
+    servers.publishLeader(leader);
+    await eventually(() => [agent.isConnected, leader.agents.nodes()]).toEqual([true, ['node-1']]);
   });
 });

@@ -27,14 +27,14 @@ export interface AgentTunnelOptions {
   readonly log: Log;
   /** Stowage's own namespace. */
   readonly namespace: string;
-  /** Has the token of this pod for the controller; the kubelet renews it. */
+  /** Contains this pod's token for the controller; the kubelet renews it. */
   readonly tokenFile: string;
-  /** This agent's REST API, with the rights of the owner of its socket. */
+  /** This agent's REST API, with the permissions of the owner of its socket. */
   readonly api: RequestListener;
   readonly random?: () => number;
 }
 
-/** A pod waits for the answer. */
+/** Short, since the start of a pod waits for the answer. */
 const podRequestMs = 2_000;
 /** A connection that lasted this long resets the backoff. */
 const stableMs = 30_000;
@@ -43,24 +43,24 @@ const stableMs = 30_000;
 export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
   const { client, clock, namespace, random = Math.random } = options;
   const log = options.log.with({ part: 'controller-link' });
-  const ending = new AbortController();
-  const { signal } = ending;
-  const at = { client, clock, namespace, random };
-  const slice = createWatchedObject({ ...at, resource: endpointSlices, name: leaderObjectNames.slice });
-  const authority = createWatchedObject({ ...at, resource: configMaps, name: leaderObjectNames.authority });
+  const closing = new AbortController();
+  const { signal } = closing;
+  const watchOptions = { client, clock, namespace, random };
+  const slice = createWatchedObject({ ...watchOptions, resource: endpointSlices, name: leaderObjectNames.slice });
+  const authority = createWatchedObject({ ...watchOptions, resource: configMaps, name: leaderObjectNames.authority });
   const [servername] = serverNames(namespace);
   const backOff = createBackOff({ firstMs: 250, mostMs: 15_000, random });
   let isConnected = false;
   let wake = Promise.withResolvers<void>();
 
-  const target = (): LeaderAddress | undefined => targetOf(slice, authority, servername);
+  const currentLeader = (): LeaderAddress | undefined => leaderAddressOf(slice, authority, servername);
 
   const pods = createPodCache({
     clock,
     log,
-    leader: target,
+    leader: currentLeader,
     ask: async (to, pod) => {
-      const path = podPath.of(pod.namespace, pod.name);
+      const path = podPath.format(pod.namespace, pod.name);
       const text = await askLeader({ ...to, clock, tokenFile: options.tokenFile }, path, podRequestMs, signal);
       const { uid, hostUsers } = JSON.parse(text) as Partial<PodAnswer>;
       if (typeof uid === 'string' && typeof hostUsers === 'boolean') return { uid, hostUsers };
@@ -69,74 +69,75 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
   });
 
   /** Connects and serves until the connection is lost, or the leader changes. */
-  async function serveUntilLost(to: LeaderAddress): Promise<void> {
-    const moved = new AbortController();
+  async function serveUntilLost(leader: LeaderAddress): Promise<void> {
+    const leaderChange = new AbortController();
     using _ = slice.on(() => {
-      // A leader that removed its address may still answer for a moment, so only another address is a reason to leave.
-      const now = target();
-      if (now !== undefined && (now.host !== to.host || now.port !== to.port)) moved.abort();
+      // A leader that removed its address may still answer for a moment, so only another address is a reason to disconnect.
+      const current = currentLeader();
+      if (current !== undefined && (current.host !== leader.host || current.port !== leader.port)) leaderChange.abort();
     });
-    const either = AbortSignal.any([signal, moved.signal]);
-    const stream = await connectToLeader({ ...to, clock, tokenFile: options.tokenFile }, either);
-    log.info('connected to the controller', { host: to.host, port: to.port });
+    const endOfService = AbortSignal.any([signal, leaderChange.signal]);
+    const stream = await connectToLeader({ ...leader, clock, tokenFile: options.tokenFile }, endOfService);
+    log.info('connected to the controller', { host: leader.host, port: leader.port });
     isConnected = true;
     pods.markReachable();
     try {
-      await serveLeader({ stream, clock, log, api: options.api }, either);
+      await serveLeader({ stream, clock, log, api: options.api }, endOfService);
     } finally {
       isConnected = false;
     }
   }
 
-  async function attempt(to: LeaderAddress): Promise<void> {
-    const began = clock.elapsed();
+  async function serveOnce(leader: LeaderAddress): Promise<void> {
+    const startedAt = clock.elapsed();
     try {
-      await serveUntilLost(to);
-      if (!signal.aborted) log.info('the connection to the controller ended', { host: to.host, port: to.port });
+      await serveUntilLost(leader);
+      if (!signal.aborted) log.info('the connection to the controller ended', { host: leader.host, port: leader.port });
     } catch (error) {
-      if (!signal.aborted) log.warn('could not connect to the controller', { host: to.host, port: to.port, error });
-      if (!(error instanceof Refusal)) pods.markUnreachable(to);
+      if (!signal.aborted)
+        log.warn('could not connect to the controller', { host: leader.host, port: leader.port, error });
+      if (!(error instanceof Refusal)) pods.markUnreachable(leader);
     }
-    if (clock.elapsed() - began >= stableMs) backOff.reset();
+    if (clock.elapsed() - startedAt >= stableMs) backOff.reset();
   }
 
-  async function run(): Promise<void> {
-    let last = '';
+  async function stayConnected(): Promise<void> {
+    let lastLeader = '';
     while (!signal.aborted) {
       wake = Promise.withResolvers<void>();
-      const to = target();
-      if (to === undefined) {
+      const leader = currentLeader();
+      if (leader === undefined) {
         await sleepOrWake(clock, Number.POSITIVE_INFINITY, wake.promise, signal);
         continue;
       }
-      const text = JSON.stringify(to);
-      // There is another leader, or another certificate: earlier failures do not count.
-      if (text !== last) backOff.reset();
-      last = text;
-      await attempt(to);
-      const isOther = JSON.stringify(target()) !== text;
-      if (!isOther) await sleepOrWake(clock, backOff.next(), wake.promise, signal);
+      const text = JSON.stringify(leader);
+      // The leader or its certificate has changed, so earlier failures do not count.
+      if (text !== lastLeader) backOff.reset();
+      lastLeader = text;
+      await serveOnce(leader);
+      const hasChanged = JSON.stringify(currentLeader()) !== text;
+      if (!hasChanged) await sleepOrWake(clock, backOff.next(), wake.promise, signal);
     }
   }
 
-  const listening = [slice, authority].map((one) => one.on(() => wake.resolve()));
+  const subscriptions = [slice, authority].map((one) => one.on(() => wake.resolve()));
   const scope = { signal, log };
-  const running = Promise.all([slice.run(scope), authority.run(scope), run()]);
+  const tasks = Promise.all([slice.run(scope), authority.run(scope), stayConnected()]);
   return {
     get isConnected() {
       return isConnected;
     },
-    pod: (pod, asking) => pods.of(pod, asking),
+    pod: (pod, asking) => pods.get(pod, asking),
     [Symbol.asyncDispose]: async () => {
-      ending.abort();
-      for (const one of listening) one[Symbol.dispose]();
-      await running;
+      closing.abort();
+      for (const one of subscriptions) one[Symbol.dispose]();
+      await tasks;
     },
   };
 }
 
 /** Undefined if there is no leader, or its authority is not published. */
-function targetOf(
+function leaderAddressOf(
   slice: WatchedObject<EndpointSlice>,
   authority: WatchedObject<ConfigMap>,
   servername: string,

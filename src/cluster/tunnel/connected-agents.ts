@@ -4,14 +4,16 @@ import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { answerTypes } from '#base/problem.ts';
 import type { AgentRequest, Agents } from '#controllers/agents.ts';
-import { agentAbsent, agentLost, parsedAnswer } from './agent-answers.ts';
-import { agentCall } from './agent-calls.ts';
+import { agentAbsent, callErrorFor, parseAnswer } from './agent-answers.ts';
+import { findAgentCall } from './agent-calls.ts';
 import { exchange } from './exchange.ts';
 import { keepPinging } from './pings.ts';
 
 /** The leader's end of the agents' connections. */
 export interface ConnectedAgents extends Agents, Disposable {
-  /** Takes an upgraded connection. Of several connections of one node the last one requested is used, even if another is ready later. */
+  /**
+   * Accepts an upgraded connection. If a node has several connections, the one requested last is used, even if another one is ready later.
+   */
   accept(node: string, order: number, stream: Duplex): void;
 }
 
@@ -39,10 +41,10 @@ export function createConnectedAgents({
   /** The connection in use of each node. */
   const current = new Map<string, AgentConnection>();
   const openConnections = new Set<AgentConnection>();
-  const followers = new Set<(node: string) => void>();
+  const listeners = new Set<(node: string) => void>();
 
   function notify(node: string): void {
-    for (const changed of followers) {
+    for (const changed of listeners) {
       try {
         changed(node);
       } catch (error) {
@@ -59,51 +61,51 @@ export function createConnectedAgents({
       settings: { enablePush: false, maxHeaderListSize: 16 * 1024 },
     });
     const pings = keepPinging(session, clock, () => log.warn('an agent stopped answering', { node }));
-    const line: AgentConnection = { order, session, end: () => session.destroy() };
-    openConnections.add(line);
+    const connection: AgentConnection = { order, session, end: () => session.destroy() };
+    openConnections.add(connection);
     session.on('error', (error) => log.debug('the connection of an agent failed', { node, error }));
     // After GOAWAY the agent answers the requests in flight, and accepts no new ones on this connection.
-    session.once('goaway', () => forget(node, line));
+    session.once('goaway', () => forget(node, connection));
     session.once('close', () => {
-      openConnections.delete(line);
+      openConnections.delete(connection);
       pings[Symbol.dispose]();
       stream.destroy();
-      forget(node, line);
+      forget(node, connection);
     });
-    return line;
+    return connection;
   }
 
-  /** Uses this connection for the node from now on, unless there is a later one. */
-  function use(node: string, line: AgentConnection): void {
-    const before = current.get(node);
-    if (before !== undefined && before.order > line.order) {
-      line.end();
+  /** Uses this connection for the node from now on, unless a connection that was requested later is in use. */
+  function makeCurrent(node: string, connection: AgentConnection): void {
+    const previous = current.get(node);
+    if (previous !== undefined && previous.order > connection.order) {
+      connection.end();
       return;
     }
-    current.set(node, line);
-    before?.end();
+    current.set(node, connection);
+    previous?.end();
     log.info('an agent is connected', { node });
     notify(node);
   }
 
-  function forget(node: string, line: AgentConnection): void {
-    if (current.get(node) !== line) return;
+  function forget(node: string, connection: AgentConnection): void {
+    if (current.get(node) !== connection) return;
     current.delete(node);
     log.info('an agent is disconnected', { node });
     notify(node);
   }
 
-  async function ask(node: string, request: AgentRequest, signal: AbortSignal): Promise<unknown> {
-    const line = current.get(node);
-    if (line === undefined) throw agentAbsent(node);
+  async function callAgent(node: string, request: AgentRequest, signal: AbortSignal): Promise<unknown> {
+    const connection = current.get(node);
+    if (connection === undefined) throw agentAbsent(node);
     const body = request.body === undefined ? undefined : Buffer.from(JSON.stringify(request.body));
     const headers = headersOf(request, body);
-    const answer = await exchange(line.session, { headers, body, maxBytes: maxAnswerBytes }, signal).catch(
+    const answer = await exchange(connection.session, { headers, body, maxBytes: maxAnswerBytes }, signal).catch(
       (thrown: unknown) => {
-        throw agentLost(node, thrown);
+        throw callErrorFor(node, thrown);
       },
     );
-    return parsedAnswer(node, answer);
+    return parseAnswer(node, answer);
   }
 
   return {
@@ -111,27 +113,27 @@ export function createConnectedAgents({
     call: async (node, request, scope) => {
       const ms = request.deadlineMs ?? defaultTimeoutMs;
       using limit = clock.deadline(ms, scope.signal);
-      return await ask(node, request, limit.signal);
+      return await callAgent(node, request, limit.signal);
     },
     follow: (changed) => {
-      followers.add(changed);
-      return () => followers.delete(changed);
+      listeners.add(changed);
+      return () => listeners.delete(changed);
     },
     accept: (node, order, stream) => {
-      const line = open(node, order, stream);
+      const connection = open(node, order, stream);
       // Wait for its SETTINGS, which limit concurrent streams. A client that does not speak HTTP/2 never sends them.
-      line.session.once('remoteSettings', () => use(node, line));
+      connection.session.once('remoteSettings', () => makeCurrent(node, connection));
     },
     [Symbol.dispose]: () => {
-      followers.clear();
+      listeners.clear();
       current.clear();
-      for (const line of openConnections) line.end();
+      for (const connection of openConnections) connection.end();
     },
   };
 }
 
 function headersOf({ method, path, requestId }: AgentRequest, body: Buffer | undefined): OutgoingHttpHeaders {
-  if (agentCall(method, path) === undefined) throw new TypeError(`agents do not accept ${method} ${path}`);
+  if (findAgentCall(method, path) === undefined) throw new TypeError(`agents do not accept ${method} ${path}`);
   return {
     ':method': method,
     ':path': path,

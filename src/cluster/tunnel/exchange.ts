@@ -25,12 +25,12 @@ export class ConnectionLost extends Error {
 /** Sends one request and reads its whole answer. When the signal aborts, it throws the reason at once, whatever the other side does. */
 export async function exchange(
   session: ClientHttp2Session,
-  out: ExchangeRequest,
+  request: ExchangeRequest,
   signal: AbortSignal,
 ): Promise<Answer> {
   signal.throwIfAborted();
   const { promise, resolve, reject } = Promise.withResolvers<Answer>();
-  const stream = openRequest(session, out);
+  const stream = openRequest(session, request);
   const chunks: Buffer[] = [];
   let status = 0;
   let length = 0;
@@ -45,20 +45,20 @@ export async function exchange(
   });
   stream.on('data', (chunk: Buffer) => {
     length += chunk.length;
-    if (length > out.maxBytes) fail(new AnswerTooLong(`the answer is longer than ${out.maxBytes} bytes`));
+    if (length > request.maxBytes) fail(new AnswerTooLong(`the answer is longer than ${request.maxBytes} bytes`));
     else chunks.push(chunk);
   });
   stream.once('end', () => {
     isEnded = true;
   });
   stream.once('close', () => {
-    // Node also emits `end` for a stream that was cut off, so decide here whether the answer is complete.
+    // Node also emits `end` for a truncated stream, so decide here whether the answer is complete.
     if (isEnded && status !== 0 && stream.rstCode === constants.NGHTTP2_NO_ERROR && !session.destroyed)
       resolve({ status, text: Buffer.concat(chunks).toString('utf8') });
     else reject(new ConnectionLost('the connection ended'));
   });
   using _ = onAbort(signal, () => fail(signal.reason));
-  stream.end(out.body);
+  stream.end(request.body);
   return await promise;
 }
 

@@ -8,7 +8,7 @@ import { jsonIn } from '#base/json.ts';
 import { problemIn } from '#base/problem.ts';
 import { streamOver } from '#base/socket-stream.ts';
 import { terminalSafe } from '#base/terminal-safe.ts';
-import { upgrade } from '../names.ts';
+import { agentUpgrade } from '../names.ts';
 
 /** The leader's address, and how to verify its certificate. */
 export interface LeaderAddress {
@@ -28,21 +28,21 @@ export class Refusal extends Error {
   override readonly name = 'Refusal';
 }
 
-const connectMs = 20_000;
+const connectTimeoutMs = 20_000;
 const maxAnswerChars = 16 * 1024;
 
 /** Connects and upgrades the connection: afterwards the leader sends the requests. */
 export const connectToLeader = (to: LeaderConnectionOptions, signal: AbortSignal): Promise<Duplex> =>
-  withLeader(to, connectMs, signal, requestUpgrade);
+  withLeader(to, connectTimeoutMs, signal, requestUpgrade);
 
 /** Sends one request and returns the text of the answer. */
 export const askLeader = (
   to: LeaderConnectionOptions,
   path: string,
-  ms: number,
+  timeoutMs: number,
   signal: AbortSignal,
 ): Promise<string> =>
-  withLeader(to, ms, signal, async (socket, token, host) => {
+  withLeader(to, timeoutMs, signal, async (socket, token, host) => {
     using _ = { [Symbol.dispose]: () => socket.destroy() };
     return await requestText(socket, {
       path,
@@ -54,7 +54,7 @@ async function withLeader<T>(
   to: LeaderConnectionOptions,
   ms: number,
   signal: AbortSignal,
-  talk: (socket: TLSSocket, token: string, host: string) => Promise<T>,
+  useSocket: (socket: TLSSocket, token: string, host: string) => Promise<T>,
 ): Promise<T> {
   using limit = to.clock.deadline(ms, signal);
   // Read the token each time: the kubelet renews it.
@@ -74,7 +74,7 @@ async function withLeader<T>(
   try {
     // Send nothing, above all not the token, before the server's certificate is verified.
     await waitForTls(socket);
-    return await talk(socket, token, to.servername);
+    return await useSocket(socket, token, to.servername);
   } catch (thrown) {
     socket.destroy();
     throw thrown;
@@ -93,10 +93,10 @@ async function waitForTls(socket: TLSSocket): Promise<void> {
 
 async function requestUpgrade(socket: TLSSocket, token: string, host: string): Promise<Duplex> {
   const { promise, resolve, reject } = Promise.withResolvers<Duplex>();
-  const headers = { host, authorization: `Bearer ${token}`, connection: 'Upgrade', upgrade: upgrade.protocol };
-  const request = httpRequest({ createConnection: () => socket, method: 'GET', path: upgrade.path, headers });
+  const headers = { host, authorization: `Bearer ${token}`, connection: 'Upgrade', upgrade: agentUpgrade.protocol };
+  const request = httpRequest({ createConnection: () => socket, method: 'GET', path: agentUpgrade.path, headers });
   request.on('upgrade', ({ headers: answer }, stream, head) => {
-    if (answer.upgrade === upgrade.protocol) resolve(streamOver(stream, { head }));
+    if (answer.upgrade === agentUpgrade.protocol) resolve(streamOver(stream, { head }));
     else reject(new Error('the controller switched to another protocol'));
   });
   request.on('response', (answer) => void refusalOf(answer).then(reject, reject));
@@ -108,10 +108,10 @@ async function requestUpgrade(socket: TLSSocket, token: string, host: string): P
 
 async function requestText(
   socket: TLSSocket,
-  about: { readonly path: string; readonly headers: Readonly<Record<string, string>> },
+  target: { readonly path: string; readonly headers: Readonly<Record<string, string>> },
 ): Promise<string> {
   const { promise, resolve, reject } = Promise.withResolvers<IncomingMessage>();
-  const request = httpRequest({ createConnection: () => socket, method: 'GET', ...about });
+  const request = httpRequest({ createConnection: () => socket, method: 'GET', ...target });
   request.on('response', resolve).on('error', reject);
   request.on('close', () => reject(new Error('the connection was closed')));
   request.end();

@@ -12,19 +12,19 @@ import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import { pathUnknown, problemOf } from '../problems.ts';
-import { agentCall } from './agent-calls.ts';
+import { findAgentCall } from './agent-calls.ts';
 import { keepPinging } from './pings.ts';
 
 export interface ServeLeaderOptions {
   readonly stream: Duplex;
   readonly clock: Clock;
   readonly log: Log;
-  /** The REST API, with the rights of the owner of its socket. */
+  /** The REST API, with the permissions of the owner of its socket. */
   readonly api: RequestListener;
 }
 
 /** The limit of concurrent calls; further ones wait at the controller. */
-const maxCalls = 64;
+const maxConcurrentCalls = 64;
 const requestHeaders = ['accept', 'idempotency-key'];
 const requestHeadersWithBody = [...requestHeaders, 'content-type'];
 const responseHeaders = [
@@ -38,8 +38,8 @@ const responseHeaders = [
 ];
 
 /** Larger than any request of a controller, and the limit of the API. */
-const maxBody = 64 * 1024;
-const bodyMs = 30_000;
+const maxBodyBytes = 64 * 1024;
+const bodyTimeoutMs = 30_000;
 const chunkBytes = 16 * 1024;
 /** Created once: an Error with its stack for each call would cost more than most calls. */
 const callerGone = new Error('the caller no longer waits for the answer');
@@ -49,7 +49,7 @@ export async function serveLeader({ stream, clock, log, api }: ServeLeaderOption
   const { promise, resolve } = Promise.withResolvers<void>();
   const session = performServerHandshake(stream, {
     maxHeaderListPairs: 64,
-    settings: { maxConcurrentStreams: maxCalls, maxHeaderListSize: 16 * 1024, enablePush: false },
+    settings: { maxConcurrentStreams: maxConcurrentCalls, maxHeaderListSize: 16 * 1024, enablePush: false },
   });
   session.on('error', (error) => log.debug('the connection to the controller failed', { error }));
   session.once('close', () => resolve());
@@ -69,20 +69,20 @@ async function forwardRequest(
   // An error ends the call, and is logged elsewhere.
   call.on('error', () => undefined);
   const { ':path': path = '', ':method': method = '' } = headers;
-  // The API gives the owner of its socket every right. A controller may use only the calls in the table.
-  const known = agentCall(method, path);
-  if (known === undefined) {
+  // The API grants the owner of its socket all permissions. A controller may use only the calls in the table.
+  const agentCall = findAgentCall(method, path);
+  if (agentCall === undefined) {
     refuse(call, pathUnknown());
     return;
   }
   try {
     const payload = method === 'GET' ? undefined : await bodyOf(call, clock);
     if (method === 'GET') call.resume();
-    const isWithoutBody = payload === undefined || known.body?.test(String(payload)) === false;
-    const passed = pickHeaders(headers, isWithoutBody ? requestHeaders : requestHeadersWithBody);
-    if (known.answerForgotten === true) passed['prefer'] = 'answer-forgotten';
-    const about = { method: known.method, url: path, headers: passed };
-    await answer(call, isWithoutBody ? about : { ...about, payload }, api);
+    const isWithoutBody = payload === undefined || agentCall.body?.test(String(payload)) === false;
+    const forwardedHeaders = pickHeaders(headers, isWithoutBody ? requestHeaders : requestHeadersWithBody);
+    if (agentCall.answerForgotten === true) forwardedHeaders['prefer'] = 'answer-forgotten';
+    const forwarded = { method: agentCall.method, url: path, headers: forwardedHeaders };
+    await answer(call, isWithoutBody ? forwarded : { ...forwarded, payload }, api);
   } catch (cause) {
     if (!call.closed) log.warn('a request of the controller failed', { call: `${method} ${path}`, error: cause });
     refuse(call, apiFailed(cause));
@@ -112,22 +112,22 @@ async function abortOnClose<T>(call: ServerHttp2Stream, work: (signal: AbortSign
 }
 
 function* chunksOf(payload: Buffer): Generator<Buffer, void, undefined> {
-  for (let at = 0; at < payload.length; at += chunkBytes) yield payload.subarray(at, at + chunkBytes);
+  for (let start = 0; start < payload.length; start += chunkBytes) yield payload.subarray(start, start + chunkBytes);
 }
 
 /** Reads at most one byte more than the limit, which is enough for the API to refuse the request. */
 async function bodyOf(call: ServerHttp2Stream, clock: Clock): Promise<Buffer> {
   const parts: Buffer[] = [];
-  let left = maxBody + 1;
-  const { promise: isEnough, resolve } = Promise.withResolvers<void>();
+  let remainingBytes = maxBodyBytes + 1;
+  const { promise: limitReached, resolve } = Promise.withResolvers<void>();
   call.on('data', (part: Buffer) => {
-    if (left > 0) parts.push(part.subarray(0, left));
-    left -= part.length;
-    if (left <= 0) resolve();
+    if (remainingBytes > 0) parts.push(part.subarray(0, remainingBytes));
+    remainingBytes -= part.length;
+    if (remainingBytes <= 0) resolve();
   });
-  const ended = new AbortController();
-  using _ = clock.after(bodyMs, () => ended.abort(new DeadlineExceeded(bodyMs)));
-  await Promise.race([isEnough, finished(call, { writable: false, signal: ended.signal })]);
+  const timeout = new AbortController();
+  using _ = clock.after(bodyTimeoutMs, () => timeout.abort(new DeadlineExceeded(bodyTimeoutMs)));
+  await Promise.race([limitReached, finished(call, { writable: false, signal: timeout.signal })]);
   return Buffer.concat(parts);
 }
 

@@ -5,36 +5,36 @@ import type { Clock } from '#base/clock.ts';
 const pingMs = 10_000;
 
 /** Destroys a session whose peer stopped answering. */
-export function keepPinging(session: Http2Session, clock: Clock, lost: () => void): Disposable {
-  let next: Disposable | undefined;
+export function keepPinging(session: Http2Session, clock: Clock, onLost: () => void): Disposable {
+  let timer: Disposable | undefined;
   let isOver = false;
-  const again = (): void => {
-    next = clock.after(pingMs, ping);
+  const schedulePing = (): void => {
+    timer = clock.after(pingMs, ping);
   };
-  const gone = (): void => {
+  const handleLoss = (): void => {
     if (isOver) return;
     isOver = true;
-    lost();
+    onLost();
     session.destroy();
   };
   function ping(): void {
     if (isOver || session.destroyed) return;
-    next = clock.after(pingMs, gone);
-    const late = next;
+    timer = clock.after(pingMs, handleLoss);
+    const answerTimeout = timer;
     const isSent = session.ping((error) => {
-      late[Symbol.dispose]();
+      answerTimeout[Symbol.dispose]();
       if (isOver || session.destroyed) return;
-      if (error === null) again();
-      else gone();
+      if (error === null) schedulePing();
+      else handleLoss();
     });
     // `ping` returns false if too many pings are unanswered.
-    if (!isSent) gone();
+    if (!isSent) handleLoss();
   }
-  again();
+  schedulePing();
   return {
     [Symbol.dispose]: () => {
       isOver = true;
-      next?.[Symbol.dispose]();
+      timer?.[Symbol.dispose]();
     },
   };
 }

@@ -8,7 +8,7 @@ import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { KubeObject, PersistentVolume } from '#wire/kube/types.ts';
 import { type Cache, type CacheOptions, createCache, identityOf } from './cache.ts';
 
-interface Trimmed extends KubeObject {
+interface TrimmedVolume extends KubeObject {
   readonly handle: string;
 }
 
@@ -38,16 +38,16 @@ const volume = (name: string, handle = name, more: object = {}) => ({
   spec: { csi: { driver: 'file.stowage.dev', volumeHandle: handle } },
 });
 
-function trim(full: PersistentVolume): Trimmed | undefined {
+function trim(full: PersistentVolume): TrimmedVolume | undefined {
   const handle = full.spec.csi?.volumeHandle;
   return handle === undefined ? undefined : { metadata: identityOf(full), handle };
 }
 
 function start(
-  options: Partial<CacheOptions<PersistentVolume, Trimmed>> = {},
+  options: Partial<CacheOptions<PersistentVolume, TrimmedVolume>> = {},
   log: Log = silentLog(),
-): { readonly cache: Cache<Trimmed>; readonly told: string[] } {
-  const indexes = { handle: (object: Trimmed) => [object.handle] };
+): { readonly cache: Cache<TrimmedVolume>; readonly changes: string[] } {
+  const indexes = { handle: (object: TrimmedVolume) => [object.handle] };
   const cache = createCache({
     client,
     resource: persistentVolumes,
@@ -65,22 +65,22 @@ function start(
     deleted: ({ metadata }) => changes.push(`deleted ${metadata.name ?? ''}`),
   });
   running.push(cache.run({ signal: stop.signal, log }));
-  return { cache, told: changes };
+  return { cache, changes };
 }
-const lists = (): number =>
+const listCount = (): number =>
   api.requests.filter((one) => !one.includes('watch=true') && !one.includes('continue=')).length;
 
 describe('a cache', () => {
-  test('has the listed objects, and then follows changes', async () => {
+  test('contains the listed objects, and then follows changes', async () => {
     api.put(path, volume('a'));
-    const { cache, told } = start();
+    const { cache, changes } = start();
     expect(cache.synced).toBe(false);
     await cache.whenSynced(stop.signal);
     expect(cache.synced).toBe(true);
     api.put(path, volume('b'));
     api.put(path, volume('a', 'other'));
     api.remove(path, 'b');
-    await expect.poll(() => told).toEqual(['added a', 'added b', 'changed a: a → other', 'deleted b']);
+    await expect.poll(() => changes).toEqual(['added a', 'added b', 'changed a: a → other', 'deleted b']);
     expect(cache.size).toBe(1);
   });
 
@@ -98,22 +98,22 @@ describe('a cache', () => {
     const { cache } = start({ pageSize: 100 });
     await cache.whenSynced(stop.signal);
     await expect.poll(() => api.watches).toBe(1);
-    // 12 MB were read.
+    // The cache has read 12 MB.
     await expect.poll(() => usedMemoryMib() - before).toBeLessThan(3);
     for (let i = 0; i < 200; i++) api.put(path, heavy(`w${1_000 + i}`));
-    const made = usedMemoryMib();
+    const memoryBefore = usedMemoryMib();
     await expect.poll(() => cache.size).toBe(700);
     // Node frees the buffers of the sockets a moment later.
-    await expect.poll(() => usedMemoryMib() - made).toBeLessThan(3);
+    await expect.poll(() => usedMemoryMib() - memoryBefore).toBeLessThan(3);
   });
 
-  test('ignores objects that are trimmed away; one that becomes so counts as deleted', async () => {
+  test('ignores objects for which trim() returns undefined, and reports a cached object as deleted when it does', async () => {
     api.put(path, { metadata: { name: 'foreign' }, spec: {} });
-    const { cache, told } = start();
+    const { cache, changes } = start();
     await cache.whenSynced(stop.signal);
     api.put(path, volume('a'));
     api.put(path, { metadata: { name: 'a' }, spec: {} });
-    await expect.poll(() => told).toEqual(['added a', 'deleted a']);
+    await expect.poll(() => changes).toEqual(['added a', 'deleted a']);
     expect(cache.size).toBe(0);
   });
 
@@ -128,36 +128,36 @@ describe('a cache', () => {
   test('finds objects by the current values of an index', async () => {
     api.put(path, volume('a', 'h'));
     api.put(path, volume('b', 'h'));
-    const { cache, told } = start();
+    const { cache, changes } = start();
     await cache.whenSynced(stop.signal);
-    const names = (handle: string) => cache.by('handle', handle).map(({ metadata }) => metadata.name);
+    const names = (handle: string) => cache.byIndex('handle', handle).map(({ metadata }) => metadata.name);
     expect(names('h')).toEqual(['a', 'b']);
     api.put(path, volume('a', 'i'));
     api.remove(path, 'b');
-    await expect.poll(() => told.length).toBe(4);
+    await expect.poll(() => changes.length).toBe(4);
     expect([names('h'), names('i'), names('j')]).toEqual([[], ['a'], []]);
-    expect(() => cache.by('nothing', 'x')).toThrow('there is no index “nothing”');
+    expect(() => cache.byIndex('nothing', 'x')).toThrow('there is no index “nothing”');
   });
 
   test('calls handlers that are registered later for the existing objects', async () => {
     api.put(path, volume('a'));
     const { cache } = start();
     await cache.whenSynced(stop.signal);
-    const told: string[] = [];
-    const heard = cache.on({ added: ({ handle }) => told.push(handle) });
-    expect(told).toEqual(['a']);
-    heard[Symbol.dispose]();
+    const addedHandles: string[] = [];
+    const subscription = cache.on({ added: ({ handle }) => addedHandles.push(handle) });
+    expect(addedHandles).toEqual(['a']);
+    subscription[Symbol.dispose]();
     const other = start();
     api.put(path, volume('b'));
-    await expect.poll(() => other.told).toContain('added b');
+    await expect.poll(() => other.changes).toContain('added b');
     await expect.poll(() => cache.size).toBe(2);
-    expect(told).toEqual(['a']);
+    expect(addedHandles).toEqual(['a']);
   });
 
   test('continues when a handler throws', async () => {
     const errors: Facts[] = [];
     const log: Log = { ...silentLog(), error: (_message, facts = {}) => errors.push(facts) };
-    const { cache, told } = start({}, log);
+    const { cache, changes } = start({}, log);
     cache.on({
       added: () => {
         throw new Error('a fault');
@@ -166,15 +166,15 @@ describe('a cache', () => {
     await cache.whenSynced(stop.signal);
     api.put(path, volume('a'));
     api.put(path, volume('b'));
-    await expect.poll(() => told).toEqual(['added a', 'added b']);
+    await expect.poll(() => changes).toEqual(['added a', 'added b']);
     expect(errors.length).toBe(2);
   });
 
   test('reports a recreated object of the same name as a deletion and an addition', async () => {
-    const { cache, told } = start();
+    const { cache, changes } = start();
     await cache.whenSynced(stop.signal);
     api.put(path, volume('a'));
-    await expect.poll(() => told).toEqual(['added a']);
+    await expect.poll(() => changes).toEqual(['added a']);
     await api.down();
     api.remove(path, 'a');
     api.compact();
@@ -182,17 +182,17 @@ describe('a cache', () => {
     await api.up();
     await clock.passWhenAsleep(10_000);
     await clock.passWhenAsleep(10_000);
-    await expect.poll(() => told).toEqual(['added a', 'deleted a', 'added a']);
+    await expect.poll(() => changes).toEqual(['added a', 'deleted a', 'added a']);
   });
 });
 
 describe('when a watch ends', () => {
   test('the cache lists again, and reports only the missed changes', async () => {
     for (const name of ['stays', 'changes', 'goes']) api.put(path, volume(name));
-    const { cache, told } = start({ pageSize: 2 });
+    const { cache, changes } = start({ pageSize: 2 });
     await cache.whenSynced(stop.signal);
     await expect.poll(() => api.watches).toBe(1);
-    told.length = 0;
+    changes.length = 0;
     await api.down();
     api.remove(path, 'goes');
     api.put(path, volume('changes', 'new'));
@@ -202,13 +202,13 @@ describe('when a watch ends', () => {
     await clock.passWhenAsleep(10_000);
     await clock.passWhenAsleep(10_000);
     await expect
-      .poll(() => [...told].sort())
+      .poll(() => [...changes].sort())
       .toEqual(['added comes', 'changed changes: changes → new', 'deleted goes']);
-    expect(lists()).toBe(2);
-    // The next watch starts at this version.
+    expect(listCount()).toBe(2);
+    // The next watch starts at the version of the list.
     await expect.poll(() => api.watches).toBe(1);
     api.put(path, volume('later'));
-    await expect.poll(() => told).toContain('added later');
+    await expect.poll(() => changes).toContain('added later');
   });
 
   test('the cache backs off when lists expire at once', async () => {
@@ -238,20 +238,20 @@ describe('when a watch ends', () => {
       }
       return false;
     };
-    const { cache, told } = start({ pageSize: 2 });
+    const { cache, changes } = start({ pageSize: 2 });
     await clock.passWhenAsleep(500);
     await cache.whenSynced(stop.signal);
     expect([...cache.all()].map(({ handle }) => handle)).toEqual(['v1', 'v2', 'v3']);
-    expect(told).toEqual(['added v0', 'added v1', 'added v2', 'added v3', 'deleted v0']);
+    expect(changes).toEqual(['added v0', 'added v1', 'added v2', 'added v3', 'deleted v0']);
   });
 });
 
 describe('while the API server is away', () => {
   test('for 30 seconds, the cache stays readable, reports the last contact, and misses nothing', async () => {
     api.put(path, volume('a'));
-    const { cache, told } = start();
+    const { cache, changes } = start();
     await expect.poll(() => api.watches).toBe(1);
-    const { lastContactAt: heardAt } = cache;
+    const { lastContactAt: contactAt } = cache;
     await api.down();
     await expect.poll(() => clock.slept.length).toBe(1);
     while (clock.elapsed() < 30_000) {
@@ -262,12 +262,12 @@ describe('while the API server is away', () => {
       expect(cache.synced).toBe(true);
     }
     expect(clock.elapsed() - cache.lastContactAt).toBeGreaterThanOrEqual(30_000);
-    expect(cache.lastContactAt).toBe(heardAt);
+    expect(cache.lastContactAt).toBe(contactAt);
     api.put(path, volume('b'));
     await api.up();
     await clock.passWhenAsleep(10_000);
-    await expect.poll(() => told).toEqual(['added a', 'added b']);
-    expect(lists()).toBe(1);
+    await expect.poll(() => changes).toEqual(['added a', 'added b']);
+    expect(listCount()).toBe(1);
   });
 
   test('at start-up, the cache syncs when the API server comes up', async () => {
@@ -285,7 +285,7 @@ describe('while the API server is away', () => {
     [429, 'TooManyRequests', 33_000],
     [500, 'InternalError', 500],
     [403, 'Forbidden', 500],
-  ])('or answers with %d, the cache waits for the requested time', async (code, reason, wait) => {
+  ])('or answers with %d, the cache waits for the requested time, or backs off', async (code, reason, wait) => {
     let isFirst = true;
     api.intercept = (_request, response) => {
       if (!isFirst) return false;
@@ -302,9 +302,9 @@ describe('while the API server is away', () => {
   test('a wait for the sync can be aborted', async () => {
     await api.down();
     const { cache } = start();
-    const impatient = new AbortController();
-    const waits = cache.whenSynced(impatient.signal);
-    impatient.abort(new Error('enough'));
-    await expect(waits).rejects.toThrow('enough');
+    const waiter = new AbortController();
+    const synced = cache.whenSynced(waiter.signal);
+    waiter.abort(new Error('enough'));
+    await expect(synced).rejects.toThrow('enough');
   });
 });

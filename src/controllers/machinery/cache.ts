@@ -6,7 +6,7 @@ import type { KubeClient, ObjectSelection } from '#wire/kube/client.ts';
 import { KubeError } from '#wire/kube/errors.ts';
 import type { Resource } from '#wire/kube/resources.ts';
 import type { KubeObject } from '#wire/kube/types.ts';
-import { createIndexed } from './indexed.ts';
+import { createIndexedMap } from './indexed-map.ts';
 
 /** Callbacks for changes. They run synchronously, so they must be fast and only enqueue keys. */
 export interface Handlers<T> {
@@ -18,8 +18,8 @@ export interface Handlers<T> {
 }
 
 /**
- * The recent objects of one kind on the API server. It can be read at any time: while the API server is away, it keeps the last known
- * state.
+ * The objects of one kind on the API server, kept up to date by a watch. The cache can be read at any time: while the API server is away,
+ * it keeps the last known state.
  */
 export interface Cache<T> {
   /** Whether the first list is complete. */
@@ -31,7 +31,7 @@ export interface Cache<T> {
   get(key: string): T | undefined;
   all(): Iterable<T>;
   /** The objects for which the index function returned the value. */
-  by(index: string, value: string): readonly T[];
+  byIndex(index: string, value: string): readonly T[];
   on(handlers: Handlers<T>): Disposable;
   /** Keeps the cache up to date until the signal aborts. Call it once. */
   run(scope: Scope): Promise<void>;
@@ -64,7 +64,7 @@ export function identityOf({ metadata }: KubeObject): KubeObject['metadata'] {
 
 export function createCache<Full extends KubeObject, T extends KubeObject>(options: CacheOptions<Full, T>): Cache<T> {
   const { client, resource, select = {}, trim, clock, random = Math.random, pageSize } = options;
-  const objects = createIndexed<T>(options.indexes ?? {});
+  const objects = createIndexedMap<T>(options.indexes ?? {});
   const listeners = new Set<Handlers<T>>();
   const backOff = createBackOff({ firstMs: 500, mostMs: 15_000, random });
   const firstList = Promise.withResolvers<void>();
@@ -86,14 +86,14 @@ export function createCache<Full extends KubeObject, T extends KubeObject>(optio
     if (before !== undefined) notify(scope, (handlers) => handlers.deleted?.(before));
   }
 
-  function put(full: Full, scope: Scope): void {
+  function applyObject(full: Full, scope: Scope): void {
     const key = keyOf(full);
     const object = trim(full);
     const known = objects.get(key);
     if (known !== undefined && known.metadata.resourceVersion === full.metadata.resourceVersion) return;
     // A recreated object of the same name is a deletion and an addition.
-    const isOther = known !== undefined && known.metadata.uid !== full.metadata.uid;
-    if (isOther || object === undefined) remove(key, scope);
+    const isRecreated = known !== undefined && known.metadata.uid !== full.metadata.uid;
+    if (isRecreated || object === undefined) remove(key, scope);
     if (object === undefined) return;
     const before = objects.put(key, object);
     if (before === undefined) notify(scope, (handlers) => handlers.added?.(object));
@@ -102,19 +102,19 @@ export function createCache<Full extends KubeObject, T extends KubeObject>(optio
 
   /** Lists page by page, to hold only one page in memory. Returns the resourceVersion to watch from. */
   async function list(scope: Scope): Promise<string> {
-    const seen = new Set<string>();
+    const listedKeys = new Set<string>();
     let resourceVersion = '';
     const query = { ...select, ...(pageSize === undefined ? {} : { limit: pageSize }) };
     for await (const page of client.list(resource, query, scope.signal)) {
       lastContactAt = clock.elapsed();
       ({ resourceVersion } = page);
       for (const full of page.items) {
-        seen.add(keyOf(full));
-        put(full, scope);
+        listedKeys.add(keyOf(full));
+        applyObject(full, scope);
       }
     }
-    // Objects that were deleted while there was no watch.
-    for (const key of objects.keys()) if (!seen.has(key)) remove(key, scope);
+    // Remove objects that were deleted while there was no watch.
+    for (const key of objects.keys()) if (!listedKeys.has(key)) remove(key, scope);
     if (!isSynced) scope.log.debug('the cache is synced', { resource: resource.plural, objects: objects.size });
     isSynced = true;
     firstList.resolve();
@@ -122,13 +122,13 @@ export function createCache<Full extends KubeObject, T extends KubeObject>(optio
   }
 
   /** Watches until a new list is needed. */
-  async function follow(resourceVersion: string, scope: Scope): Promise<void> {
+  async function watchChanges(resourceVersion: string, scope: Scope): Promise<void> {
     for await (const change of client.watch(resource, { ...select, resourceVersion }, scope.signal)) {
       lastContactAt = clock.elapsed();
       backOff.reset();
       if (change.kind === 'bookmark') continue;
       if (change.kind === 'deleted') remove(keyOf(change.object), scope);
-      else put(change.object, scope);
+      else applyObject(change.object, scope);
     }
   }
 
@@ -145,7 +145,7 @@ export function createCache<Full extends KubeObject, T extends KubeObject>(optio
     whenSynced: (signal) => unlessAborted(firstList.promise, signal),
     get: (key) => objects.get(key),
     all: () => objects.values(),
-    by: (index, value) => objects.by(index, value),
+    byIndex: (index, value) => objects.byIndex(index, value),
     on: (handlers) => {
       listeners.add(handlers);
       for (const object of objects.values()) handlers.added?.(object);
@@ -156,21 +156,21 @@ export function createCache<Full extends KubeObject, T extends KubeObject>(optio
       while (!signal.aborted) {
         let retryAfterMs = 0;
         try {
-          await follow(await list(scope), scope);
+          await watchChanges(await list(scope), scope);
           log.debug('listing again', { resource: resource.plural });
         } catch (error) {
           if (signal.aborted) return;
           log.warn('the cache is out of date', { resource: resource.plural, error });
           retryAfterMs = error instanceof KubeError ? error.retryAfterMs : 0;
         }
-        await pause(clock, Math.max(retryAfterMs, backOff.next()), signal);
+        await sleepUnlessAborted(clock, Math.max(retryAfterMs, backOff.next()), signal);
       }
     },
   };
 }
 
 /** Sleeps, or returns early when the signal aborts. */
-async function pause(clock: Clock, ms: number, signal: AbortSignal): Promise<void> {
+async function sleepUnlessAborted(clock: Clock, ms: number, signal: AbortSignal): Promise<void> {
   try {
     await clock.sleep(ms, signal);
   } catch (thrown) {

@@ -2,7 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { KubeObject } from '#wire/kube/types.ts';
 import { type Cache, type Handlers, keyOf } from './cache.ts';
-import { type Again, codeOf, type Done, failureOf } from './outcome.ts';
+import { codeOf, failureOf, type ReconcileDone, type RequeueAfter } from './outcome.ts';
 import { createWorkQueue } from './work-queue.ts';
 
 export interface ControllerCounts {
@@ -15,7 +15,7 @@ export interface ControllerCounts {
   readonly delayed: number;
 }
 
-/** Reconciles keys. It is level-based: a key says what to look at, not what has changed. */
+/** Reconciles keys. It is level-based: a key names the object to reconcile, not what has changed. */
 export interface Controller {
   readonly name: string;
   /** Enqueues a key now. */
@@ -35,38 +35,38 @@ export interface Controller {
 export interface ControllerOptions {
   readonly name: string;
   readonly clock: Clock;
-  /** Never runs twice at a time for one key. The kind of error that it throws decides on the retry. */
-  readonly reconcile: (key: string, scope: Scope) => Promise<Done | Again>;
-  /** What a key may have to wait for, such as its store. Groups do not delay each other. */
+  /** Never runs twice at a time for one key. The error that it throws decides whether and when to retry. */
+  readonly reconcile: (key: string, scope: Scope) => Promise<ReconcileDone | RequeueAfter>;
+  /** The group of a key, such as its store. A slow group does not delay other groups. */
   readonly groupOf?: (key: string) => string;
   /** Called with every error before the retry, to report Events. */
   readonly onFailure?: (key: string, error: unknown) => void;
   readonly workers?: number;
-  readonly perGroup?: number;
+  readonly workersPerGroup?: number;
   readonly firstRetryMs?: number;
   readonly maxRetryMs?: number;
   /** The approximate retry delay after terminal errors: nothing notifies the controller when a full disk has space again. */
-  readonly terminalMs?: number;
+  readonly terminalRetryMs?: number;
   readonly random?: () => number;
 }
 
 export function createController(options: ControllerOptions): Controller {
   const { name, clock, reconcile, groupOf = () => '', onFailure, workers = 16, random = Math.random } = options;
-  const { perGroup = Math.max(1, Math.ceil(workers / 2)), terminalMs = 900_000 } = options;
+  const { workersPerGroup = Math.max(1, Math.ceil(workers / 2)), terminalRetryMs = 900_000 } = options;
   const queue = createWorkQueue({
     clock,
     workers,
-    perGroup,
+    workersPerGroup,
     random,
     firstMs: options.firstRetryMs ?? 500,
     mostMs: options.maxRetryMs ?? 300_000,
   });
-  const syncs: ((signal: AbortSignal) => Promise<void>)[] = [];
+  const syncWaits: ((signal: AbortSignal) => Promise<void>)[] = [];
   const counts = { done: 0, again: 0, retried: 0, terminal: 0 };
   const add = (key: string): void => queue.add(key, groupOf(key));
-  const timers = new Set<(seconds: number) => void>();
+  const durationListeners = new Set<(seconds: number) => void>();
 
-  async function outcome(key: string, scope: Scope): Promise<Outcome> {
+  async function runReconcile(key: string, scope: Scope): Promise<Outcome> {
     try {
       return await reconcile(key, scope);
     } catch (error) {
@@ -74,36 +74,36 @@ export function createController(options: ControllerOptions): Controller {
     }
   }
 
-  async function work(key: string, outer: Scope): Promise<void> {
-    const scope = scopeOf(outer, { controller: name, key });
-    const began = clock.elapsed();
-    const verdict = await outcome(key, scope);
-    for (const timer of timers) timer((clock.elapsed() - began) / 1_000);
-    if ('error' in verdict && verdict.kind !== 'stopped') onFailure?.(key, verdict.error);
-    switch (verdict.kind) {
+  async function reconcileKey(key: string, parent: Scope): Promise<void> {
+    const scope = scopeOf(parent, { controller: name, key });
+    const startedAt = clock.elapsed();
+    const outcome = await runReconcile(key, scope);
+    for (const timer of durationListeners) timer((clock.elapsed() - startedAt) / 1_000);
+    if ('error' in outcome && outcome.kind !== 'stopped') onFailure?.(key, outcome.error);
+    switch (outcome.kind) {
       case 'done':
         counts.done++;
         return queue.forget(key);
       case 'again':
         counts.again++;
         queue.forget(key);
-        return queue.addAfter(key, verdict.afterMs);
+        return queue.addAfter(key, outcome.afterMs);
       case 'retry':
         counts.retried++;
-        queue.retry(key, verdict.leastMs, groupOf(key));
+        queue.retry(key, outcome.leastMs, groupOf(key));
         return scope.log.warn('reconcile failed, retrying', {
           failures: queue.failures(key),
-          ...factsOf(verdict.error),
+          ...logFieldsOf(outcome.error),
         });
       case 'terminal':
         counts.terminal++;
         queue.forget(key);
-        queue.addAfter(key, terminalMs * (0.5 + random()));
-        return scope.log.warn('reconcile failed, not retrying soon', factsOf(verdict.error));
+        queue.addAfter(key, terminalRetryMs * (0.5 + random()));
+        return scope.log.warn('reconcile failed, not retrying soon', logFieldsOf(outcome.error));
       case 'stopped':
         return;
       default:
-        return verdict satisfies never;
+        return outcome satisfies never;
     }
   }
 
@@ -111,50 +111,50 @@ export function createController(options: ControllerOptions): Controller {
     name,
     add,
     follow: <T extends KubeObject>(cache: Cache<T>, keysOf: (object: T) => Iterable<string> = ownKey) => {
-      const each = (object: T): void => {
+      const addKeysOf = (object: T): void => {
         for (const key of keysOf(object)) add(key);
       };
       const handlers: Handlers<T> = {
-        added: each,
+        added: addKeysOf,
         changed: (object, before) => {
           // The object may concern other keys than before.
-          each(before);
-          each(object);
+          addKeysOf(before);
+          addKeysOf(object);
         },
-        deleted: each,
+        deleted: addKeysOf,
       };
       cache.on(handlers);
-      syncs.push((signal) => cache.whenSynced(signal));
+      syncWaits.push((signal) => cache.whenSynced(signal));
     },
-    onDuration: (listener) => void timers.add(listener),
+    onDuration: (listener) => void durationListeners.add(listener),
     counts: () => ({ ...counts, waiting: queue.waiting, running: queue.running, delayed: queue.delayed }),
     run: async (scope, stop) => {
-      const either = AbortSignal.any([scope.signal, stop]);
+      const stopOrAbort = AbortSignal.any([scope.signal, stop]);
       try {
-        for (const synced of syncs) await synced(either);
+        for (const synced of syncWaits) await synced(stopOrAbort);
       } catch (thrown) {
-        if (either.aborted) return;
+        if (stopOrAbort.aborted) return;
         throw thrown;
       }
-      await queue.run(work, scope, stop);
+      await queue.run(reconcileKey, scope, stop);
     },
   };
 }
 
 /** Creates the log lazily: most reconciles log nothing. */
-function scopeOf({ signal, log }: Scope, facts: Readonly<Record<string, string>>): Scope {
-  let own: Scope['log'] | undefined;
+function scopeOf({ signal, log }: Scope, fields: Readonly<Record<string, string>>): Scope {
+  let childLog: Scope['log'] | undefined;
   return {
     signal,
     get log() {
-      own ??= log.with(facts);
-      return own;
+      childLog ??= log.with(fields);
+      return childLog;
     },
   };
 }
 
-type Outcome = Done | Again | (ReturnType<typeof failureOf> & { readonly error: unknown });
+type Outcome = ReconcileDone | RequeueAfter | (ReturnType<typeof failureOf> & { readonly error: unknown });
 
 const ownKey = (object: KubeObject): readonly string[] => [keyOf(object)];
 
-const factsOf = (error: unknown): Readonly<Record<string, unknown>> => ({ code: codeOf(error), error });
+const logFieldsOf = (error: unknown): Readonly<Record<string, unknown>> => ({ code: codeOf(error), error });

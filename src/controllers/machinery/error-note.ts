@@ -5,7 +5,7 @@ import { codeOf } from './outcome.ts';
 
 /**
  * The note of an Event about an error, on an object that users can read: what failed and what to do, but nothing about the connection to
- * stores, and no text of the API server. Those are for the log.
+ * stores, and no text of the API server. These details are only for the log.
  */
 export function errorNote(thrown: unknown, adminHint: string): string {
   const { message, action } = redactForUser(disclosable(thrown), adminHint);

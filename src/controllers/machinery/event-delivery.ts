@@ -5,27 +5,27 @@ import { isTransient, KubeError } from '#wire/kube/errors.ts';
 import type { EventWriter } from './event-writer.ts';
 import type { Report } from './events.ts';
 
-/** The same `regarding`, `related` and `action`: only one reason is true at a time. */
+/** The reports with the same `regarding`, `related` and `action`: only the last reason is valid. */
 export interface Subject {
   readonly topics: Map<string, Topic>;
-  /** The last one reported. */
+  /** The topic that was reported last. */
   newest: Topic | undefined;
-  /** The highest `turn` that is written. */
-  written: number;
+  /** The highest `reportNumber` that was written as an Event. */
+  highestWritten: number;
 }
 
 /** One reason on one subject. */
 export interface Topic {
   readonly subject: Subject;
   report: Report;
-  /** The number of its last report among all reports. */
-  turn: number;
+  /** The sequence number of its last report, counted over all topics. */
+  reportNumber: number;
   reportedAt: number;
   /** How often it was reported. */
   count: number;
   /** The last Event written for it, if any. */
-  written: { readonly name: string; readonly note: string; readonly at: number } | undefined;
-  isWaiting: boolean;
+  lastEvent: { readonly name: string; readonly note: string; readonly writtenAt: number } | undefined;
+  isQueued: boolean;
 }
 
 export interface EventDeliveryOptions {
@@ -44,33 +44,33 @@ const maxAttempts = 8;
 
 export function createEventDelivery({ writer, clock, random }: EventDeliveryOptions): DeliverEvent {
   async function write(topic: Topic, signal: AbortSignal): Promise<void> {
-    const { subject, written, report: current, turn, count } = topic;
+    const { subject, lastEvent, report: current, reportNumber, count } = topic;
     const { note } = current;
-    const at = clock.elapsed();
-    const counted = { report: current, count, at: topic.reportedAt };
+    const now = clock.elapsed();
+    const counted = { report: current, count, lastReportedAt: topic.reportedAt };
     // The note of an Event is immutable, so another note needs another Event.
-    if (written?.note === note && (await writer.updateSeries(written.name, counted, signal)))
-      topic.written = { ...written, at };
+    if (lastEvent?.note === note && (await writer.updateSeries(lastEvent.name, counted, signal)))
+      topic.lastEvent = { ...lastEvent, writtenAt: now };
     else {
       const name = await writer.create(counted, signal);
-      topic.written = { name, note, at };
+      topic.lastEvent = { name, note, writtenAt: now };
       topic.count -= count - 1;
     }
-    subject.written = turn;
+    subject.highestWritten = reportNumber;
   }
 
   async function deliver(topic: Topic, { signal, log }: Scope): Promise<boolean> {
-    topic.isWaiting = false;
+    topic.isQueued = false;
     // A newer warning was written first; or this report was already written, with its latest count.
-    if (topic.turn <= topic.subject.written) return true;
+    if (topic.reportNumber <= topic.subject.highestWritten) return true;
     for (let failures = 1; ; failures++) {
       try {
         await write(topic, signal);
         return true;
       } catch (error) {
         if (signal.aborted) return true;
-        const isWorthIt = error instanceof KubeError && isTransient(error) && failures < maxAttempts;
-        if (!isWorthIt) {
+        const mayRetry = error instanceof KubeError && isTransient(error) && failures < maxAttempts;
+        if (!mayRetry) {
           log.debug('an Event was not written', { reason: topic.report.reason, error });
           return false;
         }

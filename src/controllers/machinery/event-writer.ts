@@ -6,11 +6,11 @@ import type { KubeEvent } from '#wire/kube/types.ts';
 import type { Report } from './events.ts';
 import { microTime } from './micro-time.ts';
 
-/** A report with its count, and the wall clock time of the last one. */
+/** A report, how often it was made, and the wall clock time of the last time. */
 export interface CountedReport {
   readonly report: Report;
   readonly count: number;
-  readonly at: number;
+  readonly lastReportedAt: number;
 }
 
 /** Writes Events without retries. */
@@ -22,8 +22,8 @@ export interface EventWriter {
 }
 
 /** The limits of the API server. */
-const maxInstance = 128;
-const maxName = 253;
+const maxInstanceLength = 128;
+const maxNameLength = 253;
 
 /** Events about cluster-scoped objects are in the namespace `default`. */
 const namespaceOf = ({ regarding }: Report): string => regarding.namespace ?? 'default';
@@ -34,16 +34,16 @@ export function createEventWriter(options: {
   readonly instance: string;
 }): EventWriter {
   const { client, controller } = options;
-  const instance = options.instance.slice(0, maxInstance);
+  const instance = options.instance.slice(0, maxInstanceLength);
   return {
-    create: async ({ report, at }, signal) => {
+    create: async ({ report, lastReportedAt }, signal) => {
       const { regarding, related, type, reason, action, note } = report;
-      const ending = `.${randomUUID().replaceAll('-', '').slice(0, 16)}`;
-      const name = `${(regarding.name ?? '').slice(0, maxName - ending.length)}${ending}`;
+      const suffix = `.${randomUUID().replaceAll('-', '').slice(0, 16)}`;
+      const name = `${(regarding.name ?? '').slice(0, maxNameLength - suffix.length)}${suffix}`;
       const metadata = { name, namespace: namespaceOf(report) };
       const event: KubeEvent = {
         metadata,
-        eventTime: microTime(at),
+        eventTime: microTime(lastReportedAt),
         type,
         reason,
         action,
@@ -56,8 +56,8 @@ export function createEventWriter(options: {
       await client.create(events, event, signal);
       return name;
     },
-    updateSeries: async (name, { report, count, at }, signal) => {
-      const body = { series: { count, lastObservedTime: microTime(at) } };
+    updateSeries: async (name, { report, count, lastReportedAt }, signal) => {
+      const body = { series: { count, lastObservedTime: microTime(lastReportedAt) } };
       try {
         await client.patch(events, { namespace: namespaceOf(report), name }, { kind: 'merge', body }, signal);
         return true;

@@ -6,7 +6,7 @@ import type { KubeEvent, ObjectReference } from '#wire/kube/types.ts';
 import { createEventDelivery, type Subject, type Topic } from './event-delivery.ts';
 import { createEventWriter } from './event-writer.ts';
 
-/** An Event to report. Of those with the same `regarding`, `related` and `action`, only the last one is true. */
+/** An Event to report. Of several Events with the same `regarding`, `related` and `action`, only the last one is valid. */
 export interface Report {
   readonly regarding: ObjectReference;
   readonly related?: ObjectReference;
@@ -15,7 +15,7 @@ export interface Report {
   readonly reason: string;
   /** The attempted action in CamelCase, such as `Provision`. */
   readonly action: string;
-  /** A text for everybody who may read the object. For errors see `errorNote`. */
+  /** A text for all users who may read the object. For errors see `errorNote`. */
   readonly note: string;
 }
 
@@ -46,21 +46,21 @@ export interface EventsOptions {
 }
 
 /** The limit of the API server, in bytes. */
-const maxNote = 1_024;
+const maxNoteBytes = 1_024;
 /** The shortest time between two writes of the same reason on the same object. */
-const repeatMs = 300_000;
-/** The same if another reason was reported in between, since that is a change. It still limits what changes all the time. */
-const changeMs = 30_000;
-/** The API server deletes Events after an hour. */
-const rememberedMs = 3_600_000;
-/** How many subjects to remember; each has only a few reasons. */
-const maxRemembered = 4_096;
+const minRepeatMs = 300_000;
+/** The shortest time if another reason was reported in between, since that is a change. It still limits a state that flaps. */
+const minChangeMs = 30_000;
+/** How long the API server keeps Events. */
+const eventLifetimeMs = 3_600_000;
+/** The limit of remembered subjects; each has only a few reasons. */
+const maxSubjects = 4_096;
 /**
- * Normal Events are written in a burst of this size, then one per `paceMs`. After creating hundreds of claims, people look at one or two of
- * them, and binding all of them needs the same API server.
+ * Normal Events are written in a burst of this size, then one per `tokenIntervalMs`. A user who creates hundreds of claims reads the Events
+ * of one or two, while binding all claims needs the same API server.
  */
-const burst = 10;
-const paceMs = 100;
+const burstSize = 10;
+const tokenIntervalMs = 100;
 
 export function createEvents(options: EventsOptions): Events {
   const { clock, random = Math.random, maxWaiting = 1_000 } = options;
@@ -71,18 +71,18 @@ export function createEvents(options: EventsOptions): Events {
   const waiting: Topic[] = [];
   /** Rate-limited topics, with the time when they are due. */
   const delayed = new Map<Topic, number>();
-  let turns = 0;
+  let reportCount = 0;
   let dropped = 0;
   let inFlight = 0;
   let wake: (() => void) | undefined;
 
   function subjectOf(report: Report): Subject {
-    const key = keyOf(report);
-    const subject = subjects.get(key) ?? { topics: new Map(), newest: undefined, written: 0 };
+    const key = subjectKeyOf(report);
+    const subject = subjects.get(key) ?? { topics: new Map(), newest: undefined, highestWritten: 0 };
     subjects.delete(key);
     subjects.set(key, subject);
     for (const [oldest, { topics }] of subjects) {
-      if (subjects.size <= maxRemembered) break;
+      if (subjects.size <= maxSubjects) break;
       subjects.delete(oldest);
       for (const topic of topics.values()) if (delayed.delete(topic)) dropped++;
     }
@@ -92,25 +92,27 @@ export function createEvents(options: EventsOptions): Events {
   function remember(report: Report): Topic {
     const subject = subjectOf(report);
     const key = `${report.type} ${report.reason}`;
-    const known = subject.topics.get(key);
-    const isStale = known?.written !== undefined && clock.elapsed() - known.written.at >= rememberedMs;
-    const now = { report, turn: ++turns, reportedAt: clock.now() };
-    if (known !== undefined && !isStale) return Object.assign(known, now, { count: known.count + 1 });
-    if (known !== undefined) delayed.delete(known);
-    const topic: Topic = { ...now, subject, count: 1, written: undefined, isWaiting: false };
+    const existing = subject.topics.get(key);
+    const isStale =
+      existing?.lastEvent !== undefined && clock.elapsed() - existing.lastEvent.writtenAt >= eventLifetimeMs;
+    const latest = { report, reportNumber: ++reportCount, reportedAt: clock.now() };
+    if (existing !== undefined && !isStale) return Object.assign(existing, latest, { count: existing.count + 1 });
+    if (existing !== undefined) delayed.delete(existing);
+    const topic: Topic = { ...latest, subject, count: 1, lastEvent: undefined, isQueued: false };
     subject.topics.set(key, topic);
     return topic;
   }
 
-  function report(given: Report): void {
-    const topic = remember({ ...given, note: shortened(given.note) });
+  function report(original: Report): void {
+    const topic = remember({ ...original, note: truncateNote(original.note) });
     const isChange = topic.subject.newest !== topic;
     topic.subject.newest = topic;
-    if (topic.isWaiting) return;
+    if (topic.isQueued) return;
     const now = clock.elapsed();
-    const at = topic.written === undefined ? now : topic.written.at + (isChange ? changeMs : repeatMs);
+    const allowedAt =
+      topic.lastEvent === undefined ? now : topic.lastEvent.writtenAt + (isChange ? minChangeMs : minRepeatMs);
     // A repeated report must not postpone a change that is due earlier.
-    const dueAt = Math.min(at, delayed.get(topic) ?? at);
+    const dueAt = Math.min(allowedAt, delayed.get(topic) ?? allowedAt);
     if (dueAt <= now) enqueue(topic);
     else delayed.set(topic, dueAt);
     wake?.();
@@ -121,16 +123,16 @@ export function createEvents(options: EventsOptions): Events {
   function enqueue(topic: Topic): void {
     delayed.delete(topic);
     if (isFull()) {
-      const lost = waiting.shift() ?? urgent.shift();
-      if (lost !== undefined) lost.isWaiting = false;
+      const oldest = waiting.shift() ?? urgent.shift();
+      if (oldest !== undefined) oldest.isQueued = false;
       dropped++;
     }
-    topic.isWaiting = true;
+    topic.isQueued = true;
     (topic.report.type === 'Warning' ? urgent : waiting).push(topic);
   }
 
   /** Enqueues the topics that are due, as long as there is room. Returns the time until the next one. */
-  function release(): number {
+  function enqueueDue(): number {
     const now = clock.elapsed();
     let nextAt = Number.POSITIVE_INFINITY;
     for (const [topic, dueAt] of delayed) {
@@ -152,10 +154,10 @@ export function createEvents(options: EventsOptions): Events {
     },
     run: async (scope) => {
       using _ = onAbort(scope.signal, () => wake?.());
-      const pace = createPace(clock);
+      const bucket = createTokenBucket(clock);
       while (!scope.signal.aborted) {
-        const heldMs = release();
-        const waitMs = urgent.length > 0 ? 0 : Math.min(heldMs, waiting.length > 0 ? pace.waitMs() : heldMs);
+        const nextDueMs = enqueueDue();
+        const waitMs = urgent.length > 0 ? 0 : Math.min(nextDueMs, waiting.length > 0 ? bucket.waitMs() : nextDueMs);
         if (waitMs > 0) {
           const { promise, resolve } = Promise.withResolvers<void>();
           wake = resolve;
@@ -164,7 +166,7 @@ export function createEvents(options: EventsOptions): Events {
           continue;
         }
         // One at a time, so that Events use at most one connection.
-        const topic = urgent.shift() ?? pace.taken(waiting.shift());
+        const topic = urgent.shift() ?? bucket.takeFor(waiting.shift());
         if (topic === undefined) continue;
         inFlight = 1;
         if (!(await deliver(topic, scope))) dropped++;
@@ -174,36 +176,42 @@ export function createEvents(options: EventsOptions): Events {
   };
 }
 
-/** A token bucket of `burst` tokens, refilled one per `paceMs`. */
-function createPace(clock: Clock): { waitMs(): number; taken<T>(what: T): T } {
-  let left = burst;
-  let since = clock.elapsed();
+/** A token bucket of `burstSize` tokens, which gets one token per `tokenIntervalMs`. */
+function createTokenBucket(clock: Clock): { waitMs(): number; takeFor<T>(what: T): T } {
+  let tokens = burstSize;
+  let refilledAt = clock.elapsed();
   const refill = (): void => {
-    const more = Math.floor((clock.elapsed() - since) / paceMs);
-    since += more * paceMs;
-    left = Math.min(burst, left + more);
+    const newTokens = Math.floor((clock.elapsed() - refilledAt) / tokenIntervalMs);
+    refilledAt += newTokens * tokenIntervalMs;
+    tokens = Math.min(burstSize, tokens + newTokens);
   };
   return {
     waitMs: () => {
       refill();
-      return left > 0 ? 0 : since + paceMs - clock.elapsed();
+      return tokens > 0 ? 0 : refilledAt + tokenIntervalMs - clock.elapsed();
     },
-    taken: (what) => {
-      left--;
+    takeFor: (what) => {
+      tokens--;
       return what;
     },
   };
 }
 
 /** Without the note: a text with a changing number would otherwise be a new subject each time. */
-function keyOf({ regarding, related, action }: Report): string {
-  const of = ({ apiVersion, kind, namespace, name, uid }: ObjectReference) => [apiVersion, kind, namespace, name, uid];
-  return JSON.stringify([...of(regarding), ...(related === undefined ? [] : of(related)), action]);
+function subjectKeyOf({ regarding, related, action }: Report): string {
+  const fieldsOf = ({ apiVersion, kind, namespace, name, uid }: ObjectReference) => [
+    apiVersion,
+    kind,
+    namespace,
+    name,
+    uid,
+  ];
+  return JSON.stringify([...fieldsOf(regarding), ...(related === undefined ? [] : fieldsOf(related)), action]);
 }
 
-/** Cuts by bytes, as the API server counts, but never within a character. */
-function shortened(note: string): string {
-  if (Buffer.byteLength(note) <= maxNote) return note;
-  const cut = Buffer.from(note).subarray(0, maxNote - 3);
-  return `${new TextDecoder().decode(cut).replace(/\ufffd+$/, '')}…`;
+/** Truncates by bytes, as the API server counts, but never within a character. */
+function truncateNote(note: string): string {
+  if (Buffer.byteLength(note) <= maxNoteBytes) return note;
+  const head = Buffer.from(note).subarray(0, maxNoteBytes - 3);
+  return `${new TextDecoder().decode(head).replace(/\ufffd+$/, '')}…`;
 }

@@ -1,9 +1,9 @@
-/** Keys that wait, by group. Groups take turns, and no group can have all workers. */
+/** Waiting keys, by group. Groups take turns, and no group can have all workers. */
 export interface FairGroups {
   add(group: string, key: string): void;
   /** Removes a waiting key. */
   remove(group: string, key: string): void;
-  /** Takes a key of the next group that may run one more, and moves that group to the end. */
+  /** Takes a key of the next group that is below its limit, and moves that group to the end. */
   take(): { readonly group: string; readonly key: string } | undefined;
   /** The work on a key that was taken from this group has ended. */
   finish(group: string): void;
@@ -15,7 +15,7 @@ export interface FairGroupsOptions {
   /** The limit for all groups together. A group without a running key may always exceed it by one. */
   readonly workers: number;
   /** The limit for one group. */
-  readonly perGroup: number;
+  readonly workersPerGroup: number;
 }
 
 interface Group {
@@ -23,7 +23,7 @@ interface Group {
   running: number;
 }
 
-export function createFairGroups({ workers, perGroup }: FairGroupsOptions): FairGroups {
+export function createFairGroups({ workers, workersPerGroup }: FairGroupsOptions): FairGroups {
   /** In round-robin order. */
   const groups = new Map<string, Group>();
   let running = 0;
@@ -46,7 +46,7 @@ export function createFairGroups({ workers, perGroup }: FairGroupsOptions): Fair
     },
     take: () => {
       for (const [name, group] of groups) {
-        const mayRun = group.running === 0 || (running < workers && group.running < perGroup);
+        const mayRun = group.running === 0 || (running < workers && group.running < workersPerGroup);
         const [key] = group.waiting;
         if (!mayRun || key === undefined) continue;
         group.waiting.delete(key);

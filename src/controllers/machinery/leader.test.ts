@@ -17,11 +17,11 @@ interface Candidate extends AsyncDisposable {
   readonly leader: Leader;
   readonly clock: WaitedClock;
   readonly stop: AbortController;
-  readonly end: AbortController;
+  readonly abort: AbortController;
   /** Whether its work is running. */
   readonly isWorking: boolean;
   readonly warnings: readonly string[];
-  readonly over: Promise<unknown>;
+  readonly ended: Promise<unknown>;
 }
 
 beforeEach(async () => {
@@ -33,10 +33,10 @@ afterEach(async () => {
   await api[Symbol.asyncDispose]();
 });
 
-function candidate(identity: string, work?: (scope: Scope) => Promise<void>, note?: LeaseNote): Candidate {
+function startCandidate(identity: string, work?: (scope: Scope) => Promise<void>, note?: LeaseNote): Candidate {
   const clock = createWaitedClock();
   const client = createKubeClient({ access: api.access, clock, userAgent: identity });
-  const [stop, end] = [new AbortController(), new AbortController()];
+  const [stop, abort] = [new AbortController(), new AbortController()];
   const options = { client, clock, namespace: 'stowage', name: 'controller', identity, random: () => 0.5 };
   const leader = createLeader(note === undefined ? options : { ...options, note });
   let isWorking = false;
@@ -45,7 +45,7 @@ function candidate(identity: string, work?: (scope: Scope) => Promise<void>, not
     new Promise((resolve) => {
       for (const one of [signal, stop.signal]) one.addEventListener('abort', () => resolve(), { once: true });
     });
-  const over = leader
+  const ended = leader
     .run(
       async (scope) => {
         isWorking = true;
@@ -53,7 +53,7 @@ function candidate(identity: string, work?: (scope: Scope) => Promise<void>, not
           isWorking = false;
         });
       },
-      { signal: end.signal, log: { ...silentLog(), warn: (message) => void warnings.push(message) } },
+      { signal: abort.signal, log: { ...silentLog(), warn: (message) => void warnings.push(message) } },
       stop.signal,
     )
     .catch((error: unknown) => error);
@@ -61,15 +61,15 @@ function candidate(identity: string, work?: (scope: Scope) => Promise<void>, not
     leader,
     clock,
     stop,
-    end,
-    over,
+    abort,
+    ended,
     warnings,
     get isWorking() {
       return isWorking;
     },
     [Symbol.asyncDispose]: async () => {
-      end.abort();
-      await over;
+      abort.abort();
+      await ended;
       client[Symbol.dispose]();
     },
   };
@@ -77,42 +77,45 @@ function candidate(identity: string, work?: (scope: Scope) => Promise<void>, not
   return one;
 }
 
-async function lease(): Promise<Lease> {
+async function readLease(): Promise<Lease> {
   using client = createKubeClient({ access: api.access, clock: createWaitedClock(), userAgent: 'test' });
   return await client.get(leases, { namespace: 'stowage', name: 'controller' }, new AbortController().signal);
 }
-const writes = (): number => api.requests.filter((one) => one.startsWith('PUT')).length;
+const writeCount = (): number => api.requests.filter((one) => one.startsWith('PUT')).length;
 /** Waits until the candidate sleeps before its next renewal or its next read of the Lease. */
-const asleep = (one: Candidate): Promise<void> => expect.poll(() => one.clock.sleeping.length, { interval: 5 }).toBe(1);
-const leads = (one: Candidate): Promise<void> => expect.poll(() => one.isWorking, { interval: 5 }).toBe(true);
+const waitUntilAsleep = (one: Candidate): Promise<void> =>
+  expect.poll(() => one.clock.sleeping.length, { interval: 5 }).toBe(1);
+const waitUntilLeading = (one: Candidate): Promise<void> =>
+  expect.poll(() => one.isWorking, { interval: 5 }).toBe(true);
 
 /** Advances the candidate by two seconds, and waits until it sleeps again. */
-async function tick(one: Candidate): Promise<void> {
-  await asleep(one);
+async function advanceTwoSeconds(one: Candidate): Promise<void> {
+  await waitUntilAsleep(one);
   const { length } = one.clock.slept;
   one.clock.advance(2_000);
   await expect.poll(() => one.clock.slept.length, { interval: 5 }).toBeGreaterThan(length);
 }
 
 /** Makes the API server ignore all clients but the test. */
-function silence(which: (line: string) => boolean = () => true): void {
+function ignoreRequests(matches: (line: string) => boolean = () => true): void {
   api.intercept = (request) =>
-    request.headers['user-agent'] !== 'test' && which(`${request.method ?? ''} ${request.headers['user-agent'] ?? ''}`);
+    request.headers['user-agent'] !== 'test' &&
+    matches(`${request.method ?? ''} ${request.headers['user-agent'] ?? ''}`);
 }
 
-describe('of several candidates', () => {
-  test('one becomes the leader, and renews every two seconds', async () => {
-    const a = candidate('a');
-    await leads(a);
-    const b = candidate('b');
+describe('several candidates', () => {
+  test('elect one leader, which renews every two seconds', async () => {
+    const a = startCandidate('a');
+    await waitUntilLeading(a);
+    const b = startCandidate('b');
     for (let i = 0; i < 20; i++) {
-      await tick(a);
-      await tick(b);
+      await advanceTwoSeconds(a);
+      await advanceTwoSeconds(b);
     }
     expect([a.isWorking, b.isWorking]).toEqual([true, false]);
     expect([a.leader.isLeading, b.leader.isLeading, b.leader.holder]).toEqual([true, false, 'a']);
-    expect(writes()).toBe(20);
-    expect((await lease()).spec).toEqual({
+    expect(writeCount()).toBe(20);
+    expect((await readLease()).spec).toEqual({
       holderIdentity: 'a',
       leaseDurationSeconds: 15,
       leaseTransitions: 0,
@@ -121,115 +124,115 @@ describe('of several candidates', () => {
     });
   });
 
-  test('that start at the same moment one becomes the leader', async () => {
-    const all = ['a', 'b', 'c', 'd'].map((identity) => candidate(identity));
+  test('that start at the same moment elect one leader', async () => {
+    const all = ['a', 'b', 'c', 'd'].map((identity) => startCandidate(identity));
     await expect.poll(() => all.filter((one) => one.isWorking).length).toBe(1);
-    for (const one of all) await tick(one);
+    for (const one of all) await advanceTwoSeconds(one);
     expect(all.filter((one) => one.isWorking).length).toBe(1);
   });
 
-  test('that see a Lease expire at the same moment one becomes the leader', async () => {
+  test('that see a Lease expire at the same moment elect one leader', async () => {
     api.put(path, { metadata: { name: 'controller' }, spec: { holderIdentity: 'gone', leaseDurationSeconds: 15 } });
-    const all = ['a', 'b', 'c', 'd'].map((identity) => candidate(identity));
-    for (const one of all) await asleep(one);
+    const all = ['a', 'b', 'c', 'd'].map((identity) => startCandidate(identity));
+    for (const one of all) await waitUntilAsleep(one);
     for (const one of all) one.clock.advance(15_000);
     await expect.poll(() => all.filter((one) => one.isWorking).length).toBe(1);
-    for (const one of all) await asleep(one);
+    for (const one of all) await waitUntilAsleep(one);
     expect(all.filter((one) => one.isWorking).length).toBe(1);
-    expect((await lease()).spec?.leaseTransitions).toBe(1);
+    expect((await readLease()).spec?.leaseTransitions).toBe(1);
   });
 });
 
 describe('a leader that stops renewing', () => {
-  test('is replaced after no process saw a renewal for the duration of its Lease, whatever the clocks say', async () => {
+  test('is replaced when no process has seen a renewal for the duration of its Lease, regardless of the clocks', async () => {
     // Its clock is years ahead, or far behind.
     for (const renewTime of ['2036-01-01T00:00:00.000000Z', '2016-01-01T00:00:00.000000Z']) {
       api.put(path, {
         metadata: { name: 'controller' },
         spec: { holderIdentity: 'gone', leaseDurationSeconds: 15, renewTime },
       });
-      const a = candidate(`a-${renewTime}`);
-      await asleep(a);
+      const a = startCandidate(`a-${renewTime}`);
+      await waitUntilAsleep(a);
       a.clock.advance(14_999);
-      await asleep(a);
+      await waitUntilAsleep(a);
       expect(a.isWorking).toBe(false);
       a.clock.advance(2_000);
-      await leads(a);
+      await waitUntilLeading(a);
       await a[Symbol.asyncDispose]();
     }
   });
 
-  test('and renews in between is not replaced', async () => {
+  test('but renews again in time is not replaced', async () => {
     const spec = { holderIdentity: 'other', leaseDurationSeconds: 15 };
     api.put(path, { metadata: { name: 'controller' }, spec: { ...spec, renewTime: '1' } });
-    const a = candidate('a');
-    await asleep(a);
+    const a = startCandidate('a');
+    await waitUntilAsleep(a);
     a.clock.advance(14_000);
     api.put(path, { metadata: { name: 'controller' }, spec: { ...spec, renewTime: '2' } });
-    await tick(a);
+    await advanceTwoSeconds(a);
     a.clock.advance(10_000);
-    await tick(a);
+    await advanceTwoSeconds(a);
     expect(a.isWorking).toBe(false);
   });
 
   test('is not replaced before the duration in its own Lease', async () => {
     api.put(path, { metadata: { name: 'controller' }, spec: { holderIdentity: 'x', leaseDurationSeconds: 60 } });
-    const a = candidate('a');
-    await asleep(a);
+    const a = startCandidate('a');
+    await waitUntilAsleep(a);
     a.clock.advance(40_000);
-    await tick(a);
+    await advanceTwoSeconds(a);
     expect(a.isWorking).toBe(false);
     a.clock.advance(20_000);
-    await leads(a);
+    await waitUntilLeading(a);
   });
 });
 
 describe('a leader that cannot renew', () => {
   test('stops its work ten seconds after its last renewal, before another leader starts', async () => {
-    const [a, b] = [candidate('a'), candidate('b')];
+    const [a, b] = [startCandidate('a'), startCandidate('b')];
     await expect.poll(() => a.isWorking || b.isWorking).toBe(true);
-    const [one, other] = a.isWorking ? [a, b] : [b, a];
-    await asleep(one);
-    silence((line) => line === `PUT ${one === a ? 'a' : 'b'}`);
-    const asked = writes();
-    one.clock.advance(2_000);
-    await expect.poll(writes).toBe(asked + 1);
-    other.clock.advance(2_000);
-    one.clock.advance(5_000);
-    await asleep(one);
-    expect(one.isWorking).toBe(true);
-    one.clock.advance(1_500);
-    await expect.poll(writes).toBe(asked + 2);
-    expect(one.isWorking).toBe(true);
-    one.clock.advance(1_499);
-    expect(one.leader.isLeading).toBe(true);
-    one.clock.advance(1);
-    expect(await one.over).toBeInstanceOf(LeadershipLost);
-    expect(one.isWorking).toBe(false);
-    expect(other.isWorking).toBe(false);
-    await asleep(other);
-    other.clock.advance(11_000);
-    await asleep(other);
-    expect(other.isWorking).toBe(false);
-    other.clock.advance(4_000);
-    await leads(other);
+    const [leader, follower] = a.isWorking ? [a, b] : [b, a];
+    await waitUntilAsleep(leader);
+    ignoreRequests((line) => line === `PUT ${leader === a ? 'a' : 'b'}`);
+    const writesBefore = writeCount();
+    leader.clock.advance(2_000);
+    await expect.poll(writeCount).toBe(writesBefore + 1);
+    follower.clock.advance(2_000);
+    leader.clock.advance(5_000);
+    await waitUntilAsleep(leader);
+    expect(leader.isWorking).toBe(true);
+    leader.clock.advance(1_500);
+    await expect.poll(writeCount).toBe(writesBefore + 2);
+    expect(leader.isWorking).toBe(true);
+    leader.clock.advance(1_499);
+    expect(leader.leader.isLeading).toBe(true);
+    leader.clock.advance(1);
+    expect(await leader.ended).toBeInstanceOf(LeadershipLost);
+    expect(leader.isWorking).toBe(false);
+    expect(follower.isWorking).toBe(false);
+    await waitUntilAsleep(follower);
+    follower.clock.advance(11_000);
+    await waitUntilAsleep(follower);
+    expect(follower.isWorking).toBe(false);
+    follower.clock.advance(4_000);
+    await waitUntilLeading(follower);
   });
 
   test('counts from the start of a renewal, not from its answer', async () => {
-    const a = candidate('a');
-    await leads(a);
-    await asleep(a);
-    const { promise: held, resolve: hold } = Promise.withResolvers<() => void>();
+    const a = startCandidate('a');
+    await waitUntilLeading(a);
+    await waitUntilAsleep(a);
+    const { promise: captured, resolve: capture } = Promise.withResolvers<() => void>();
     api.intercept = (request, response, body) => {
       if (request.method !== 'PUT') return false;
-      hold(() => response.end(JSON.stringify(api.put(path, JSON.parse(body)))));
+      capture(() => response.end(JSON.stringify(api.put(path, JSON.parse(body)))));
       return true;
     };
     a.clock.advance(2_000);
-    const answer = await held;
+    const answer = await captured;
     a.clock.advance(3_000);
     answer();
-    await asleep(a);
+    await waitUntilAsleep(a);
     await api.down();
     while (a.leader.isLeading) {
       const { length } = a.clock.slept;
@@ -237,35 +240,35 @@ describe('a leader that cannot renew', () => {
       await expect.poll(() => a.clock.slept.length > length || !a.leader.isLeading, { interval: 5 }).toBe(true);
     }
     expect(a.clock.elapsed()).toBe(12_000);
-    expect(await a.over).toBeInstanceOf(LeadershipLost);
+    expect(await a.ended).toBeInstanceOf(LeadershipLost);
   });
 
   test('continues when the API server comes back in time', async () => {
-    const a = candidate('a');
-    await leads(a);
-    await asleep(a);
+    const a = startCandidate('a');
+    await waitUntilLeading(a);
+    await waitUntilAsleep(a);
     await api.down();
-    for (let i = 0; i < 4; i++) await tick(a);
+    for (let i = 0; i < 4; i++) await advanceTwoSeconds(a);
     expect(a.isWorking).toBe(true);
     await api.up();
-    await asleep(a);
+    await waitUntilAsleep(a);
     expect(a.clock.sleeping).toEqual([1_000]);
     a.clock.advance(1_000);
     await expect.poll(() => a.clock.sleeping).toEqual([2_000]);
-    for (let i = 0; i < 10; i++) await tick(a);
+    for (let i = 0; i < 10; i++) await advanceTwoSeconds(a);
     expect(a.isWorking).toBe(true);
   });
 
-  test('gives up some seconds later even if its work does not end', async () => {
-    const a = candidate('a', () => new Promise(() => undefined));
-    await leads(a);
+  test('throws three seconds later even if its work does not end', async () => {
+    const a = startCandidate('a', () => new Promise(() => undefined));
+    await waitUntilLeading(a);
     await api.down();
-    for (let i = 0; i < 4; i++) await tick(a);
-    await asleep(a);
+    for (let i = 0; i < 4; i++) await advanceTwoSeconds(a);
+    await waitUntilAsleep(a);
     a.clock.advance(2_000);
     await expect.poll(() => a.leader.isLeading).toBe(false);
     let isOver = false;
-    const over = a.over.then((error) => {
+    const ending = a.ended.then((error) => {
       isOver = true;
       return error;
     });
@@ -273,62 +276,62 @@ describe('a leader that cannot renew', () => {
     await new Promise((resolve) => setImmediate(resolve));
     expect(isOver).toBe(false);
     a.clock.advance(1);
-    expect(await over).toBeInstanceOf(LeadershipLost);
+    expect(await ending).toBeInstanceOf(LeadershipLost);
   });
 });
 
 describe('a conflict', () => {
-  test('with a change of something else is ignored', async () => {
-    const a = candidate('a');
-    await leads(a);
-    await asleep(a);
-    const { metadata, spec } = await lease();
+  test('with a change of a label is ignored', async () => {
+    const a = startCandidate('a');
+    await waitUntilLeading(a);
+    await waitUntilAsleep(a);
+    const { metadata, spec } = await readLease();
     api.put(path, { metadata: { ...metadata, labels: { team: 'storage' } }, spec });
-    await tick(a);
-    await tick(a);
+    await advanceTwoSeconds(a);
+    await advanceTwoSeconds(a);
     expect(a.isWorking).toBe(true);
-    expect((await lease()).metadata.labels).toEqual({ team: 'storage' });
+    expect((await readLease()).metadata.labels).toEqual({ team: 'storage' });
   });
 
-  test('with a change of something else costs no time, and logs no warning', async () => {
-    const a = candidate('a');
-    await leads(a);
+  test('with a change of a label does not delay the renewal, and logs no warning', async () => {
+    const a = startCandidate('a');
+    await waitUntilLeading(a);
     for (let i = 0; i < 3; i++) {
-      await asleep(a);
-      const { metadata, spec } = await lease();
+      await waitUntilAsleep(a);
+      const { metadata, spec } = await readLease();
       api.put(path, { metadata: { ...metadata, labels: { turn: `${i}` } }, spec });
-      await tick(a);
-      await asleep(a);
-      expect((await lease()).spec?.renewTime).toBe(`2026-01-01T00:00:0${2 * (i + 1)}.000000Z`);
+      await advanceTwoSeconds(a);
+      await waitUntilAsleep(a);
+      expect((await readLease()).spec?.renewTime).toBe(`2026-01-01T00:00:0${2 * (i + 1)}.000000Z`);
       expect(a.clock.sleeping).toEqual([2_000]);
     }
     expect(a.warnings).toEqual([]);
   });
 
   test('that repeats logs a warning, and is not retried without a pause', async () => {
-    const a = candidate('a');
-    await leads(a);
-    await asleep(a);
+    const a = startCandidate('a');
+    await waitUntilLeading(a);
+    await waitUntilAsleep(a);
     api.intercept = (request, response) => {
       if (request.method !== 'PUT') return false;
       api.refuse(response, 409, 'Conflict');
       return true;
     };
-    const asked = writes();
-    await tick(a);
-    await asleep(a);
-    expect(writes()).toBe(asked + 2);
+    const writesBefore = writeCount();
+    await advanceTwoSeconds(a);
+    await waitUntilAsleep(a);
+    expect(writeCount()).toBe(writesBefore + 2);
     expect(a.warnings).toEqual(['the Lease was not renewed']);
     api.intercept = undefined;
-    await tick(a);
-    await asleep(a);
+    await advanceTwoSeconds(a);
+    await waitUntilAsleep(a);
     expect(a.isWorking).toBe(true);
   });
 
   test('with its own update, whose answer was lost, is ignored', async () => {
-    const a = candidate('a');
-    await leads(a);
-    await asleep(a);
+    const a = startCandidate('a');
+    await waitUntilLeading(a);
+    await waitUntilAsleep(a);
     let isFirst = true;
     api.intercept = (request, response, body) => {
       if (request.method !== 'PUT' || !isFirst) return false;
@@ -337,95 +340,95 @@ describe('a conflict', () => {
       response.socket?.destroy();
       return true;
     };
-    await tick(a);
-    await tick(a);
-    await tick(a);
+    await advanceTwoSeconds(a);
+    await advanceTwoSeconds(a);
+    await advanceTwoSeconds(a);
     expect(a.isWorking).toBe(true);
   });
 
   test('with another leader stops the work at once', async () => {
-    const a = candidate('a');
-    await leads(a);
-    await asleep(a);
+    const a = startCandidate('a');
+    await waitUntilLeading(a);
+    await waitUntilAsleep(a);
     api.put(path, { metadata: { name: 'controller' }, spec: { holderIdentity: 'b', leaseDurationSeconds: 15 } });
     a.clock.advance(2_000);
-    expect(await a.over).toMatchObject({ name: 'LeadershipLost', message: '“b” holds the Lease' });
+    expect(await a.ended).toMatchObject({ name: 'LeadershipLost', message: '“b” holds the Lease' });
     expect(a.isWorking).toBe(false);
-    expect((await lease()).spec?.holderIdentity).toBe('b');
+    expect((await readLease()).spec?.holderIdentity).toBe('b');
   });
 
   test('with a deletion of the Lease stops the work at once', async () => {
-    const a = candidate('a');
-    await leads(a);
-    await asleep(a);
+    const a = startCandidate('a');
+    await waitUntilLeading(a);
+    await waitUntilAsleep(a);
     api.remove(path, 'controller');
     a.clock.advance(2_000);
-    expect(await a.over).toMatchObject({ name: 'LeadershipLost', message: 'the Lease is gone' });
+    expect(await a.ended).toMatchObject({ name: 'LeadershipLost', message: 'the Lease is gone' });
   });
 });
 
-describe('the end', () => {
+describe('the end of a process', () => {
   test('releases the Lease when the work has ended, and the next candidate leads with its next attempt', async () => {
-    const a = candidate('a');
-    await leads(a);
-    const b = candidate('b');
-    await asleep(b);
+    const a = startCandidate('a');
+    await waitUntilLeading(a);
+    const b = startCandidate('b');
+    await waitUntilAsleep(b);
     a.stop.abort();
-    expect(await a.over).toBe(undefined);
-    expect((await lease()).spec?.holderIdentity).toBe('');
+    expect(await a.ended).toBe(undefined);
+    expect((await readLease()).spec?.holderIdentity).toBe('');
     b.clock.advance(2_000);
-    await leads(b);
-    expect((await lease()).spec).toMatchObject({ holderIdentity: 'b', leaseTransitions: 1 });
+    await waitUntilLeading(b);
+    expect((await readLease()).spec).toMatchObject({ holderIdentity: 'b', leaseTransitions: 1 });
   });
 
   test('does not release the Lease while the work continues', async () => {
     const { promise, resolve } = Promise.withResolvers<void>();
-    const a = candidate('a', () => promise);
-    await leads(a);
+    const a = startCandidate('a', () => promise);
+    await waitUntilLeading(a);
     a.stop.abort();
-    await tick(a);
-    await tick(a);
-    expect((await lease()).spec?.holderIdentity).toBe('a');
+    await advanceTwoSeconds(a);
+    await advanceTwoSeconds(a);
+    expect((await readLease()).spec?.holderIdentity).toBe('a');
     resolve();
-    await a.over;
-    expect((await lease()).spec?.holderIdentity).toBe('');
+    await a.ended;
+    expect((await readLease()).spec?.holderIdentity).toBe('');
   });
 
-  test('of a candidate leaves the Lease alone', async () => {
-    const a = candidate('a');
-    await leads(a);
-    const b = candidate('b');
-    await asleep(b);
+  test('of a candidate does not change the Lease', async () => {
+    const a = startCandidate('a');
+    await waitUntilLeading(a);
+    const b = startCandidate('b');
+    await waitUntilAsleep(b);
     b.stop.abort();
-    expect(await b.over).toBe(undefined);
-    expect((await lease()).spec?.holderIdentity).toBe('a');
+    expect(await b.ended).toBe(undefined);
+    expect((await readLease()).spec?.holderIdentity).toBe('a');
   });
 
-  test('of a candidate that acquired the Lease without getting the answer releases it', async () => {
+  test('of a candidate that acquired the Lease, but did not get the answer, releases it', async () => {
     api.intercept = (request, _response, body) => {
       if (request.method !== 'POST') return false;
       api.put(path, JSON.parse(body));
       a.stop.abort();
       return true;
     };
-    const a = candidate('a');
-    expect(await a.over).toBe(undefined);
-    expect((await lease()).spec?.holderIdentity).toBe('');
+    const a = startCandidate('a');
+    expect(await a.ended).toBe(undefined);
+    expect((await readLease()).spec?.holderIdentity).toBe('');
     expect(a.isWorking).toBe(false);
   });
 
   test('with an error of the work throws it, and releases the Lease', async () => {
-    const a = candidate('a', () => Promise.reject(new Error('a fault')));
-    expect(await a.over).toMatchObject({ message: 'a fault' });
-    expect((await lease()).spec?.holderIdentity).toBe('');
+    const a = startCandidate('a', () => Promise.reject(new Error('a fault')));
+    expect(await a.ended).toMatchObject({ message: 'a fault' });
+    expect((await readLease()).spec?.holderIdentity).toBe('');
   });
 });
 
 describe('a note on the Lease', () => {
   const annotation = 'stowage.dev/test';
-  const noteOf = async (): Promise<string | undefined> => (await lease()).metadata.annotations?.[annotation];
+  const readNote = async (): Promise<string | undefined> => (await readLease()).metadata.annotations?.[annotation];
   /** Appends a word to the note. */
-  const adding = (word: string, waiting?: string): LeaseNote => ({
+  const noteAppending = (word: string, waiting?: string): LeaseNote => ({
     annotation,
     whileWaiting: async (text) =>
       waiting === undefined || text?.includes(waiting) === true ? undefined : `${text ?? ''} ${waiting}`.trim(),
@@ -438,31 +441,31 @@ describe('a note on the Lease', () => {
       if (method === 'POST' || method === 'PUT') bodies.push(JSON.parse(body) as Lease);
       return false;
     };
-    const a = candidate('a', undefined, adding('a'));
-    await leads(a);
+    const a = startCandidate('a', undefined, noteAppending('a'));
+    await waitUntilLeading(a);
     a.stop.abort();
-    await a.over;
-    const b = candidate('b', undefined, adding('b'));
-    await leads(b);
+    await a.ended;
+    const b = startCandidate('b', undefined, noteAppending('b'));
+    await waitUntilLeading(b);
     const first = (holder: string): Lease | undefined => bodies.find(({ spec }) => spec?.holderIdentity === holder);
     expect(first('a')?.metadata.annotations).toEqual({ [annotation]: 'a' });
     expect(first('b')?.metadata.annotations).toEqual({ [annotation]: 'a b' });
     // Later calls do not change it.
-    await tick(b);
-    await tick(b);
-    expect(await noteOf()).toBe('a b');
+    await advanceTwoSeconds(b);
+    await advanceTwoSeconds(b);
+    expect(await readNote()).toBe('a b');
   });
 
   test('that fails prevents its process from leading', async () => {
     let isBroken = true;
     const whenAcquiring = async (): Promise<string> => (isBroken ? Promise.reject(new Error('a fault')) : 'a');
-    const a = candidate('a', undefined, { ...adding('a'), whenAcquiring });
-    await asleep(a);
-    expect([a.isWorking, writes(), a.warnings]).toEqual([false, 0, ['cannot read or acquire the Lease']]);
+    const a = startCandidate('a', undefined, { ...noteAppending('a'), whenAcquiring });
+    await waitUntilAsleep(a);
+    expect([a.isWorking, writeCount(), a.warnings]).toEqual([false, 0, ['cannot read or acquire the Lease']]);
     isBroken = false;
-    await tick(a);
-    await leads(a);
-    expect(await noteOf()).toBe('a');
+    await advanceTwoSeconds(a);
+    await waitUntilLeading(a);
+    expect(await readNote()).toBe('a');
   });
 
   test('is computed from the current text when the Lease is acquired, also if another process was faster', async () => {
@@ -474,26 +477,26 @@ describe('a note on the Lease', () => {
       api.put(path, { metadata: { name: 'controller', annotations: { [annotation]: 'x y' } }, spec: {} });
       return false;
     };
-    const a = candidate('a', undefined, adding('a'));
-    await tick(a);
-    await leads(a);
-    expect(await noteOf()).toBe('x y a');
+    const a = startCandidate('a', undefined, noteAppending('a'));
+    await advanceTwoSeconds(a);
+    await waitUntilLeading(a);
+    expect(await readNote()).toBe('x y a');
   });
 
   test('of a candidate is written without a change of the leader, and does not extend the Lease', async () => {
     const spec = { holderIdentity: 'gone', leaseDurationSeconds: 15, renewTime: '1' };
     api.put(path, { metadata: { name: 'controller', labels: { team: 'storage' } }, spec });
-    const a = candidate('a', undefined, adding('a', 'waits'));
-    await asleep(a);
-    expect(await lease()).toMatchObject({
+    const a = startCandidate('a', undefined, noteAppending('a', 'waits'));
+    await waitUntilAsleep(a);
+    expect(await readLease()).toMatchObject({
       metadata: { labels: { team: 'storage' }, annotations: { [annotation]: 'waits' } },
       spec,
     });
     a.clock.advance(14_999);
-    await asleep(a);
-    expect([a.isWorking, writes()]).toEqual([false, 1]);
+    await waitUntilAsleep(a);
+    expect([a.isWorking, writeCount()]).toEqual([false, 1]);
     a.clock.advance(2_000);
-    await leads(a);
-    expect(await noteOf()).toBe('waits a');
+    await waitUntilLeading(a);
+    expect(await readNote()).toBe('waits a');
   });
 });

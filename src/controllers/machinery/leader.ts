@@ -30,15 +30,15 @@ export interface Leader {
 
 /** The leader stops this long after the start of its last successful renewal. */
 const renewDeadlineMs = 10_000;
-const renewMs = 2_000;
-const minRenewMs = 250;
-/** How long the work may take to end. It ends before another process may lead. */
-const shutdownMs = 3_000;
+const renewIntervalMs = 2_000;
+const minRenewIntervalMs = 250;
+/** How long the work may take to end, so that it ends before another process may lead. */
+const shutdownGraceMs = 3_000;
 
-/** The Lease, and when the call that acquired it began: no other process can have seen it earlier. */
+/** The Lease, and when the call that last wrote it began: no other process can have seen it earlier. */
 interface AcquiredLease {
   readonly lease: Lease;
-  readonly since: number;
+  readonly confirmedAt: number;
 }
 
 export function createLeader(options: LeaderOptions): Leader {
@@ -48,58 +48,58 @@ export function createLeader(options: LeaderOptions): Leader {
 
   async function waitForLease(signal: AbortSignal, log: Log): Promise<AcquiredLease> {
     for (;;) {
-      const since = clock.elapsed();
+      const confirmedAt = clock.elapsed();
       try {
         const lease = await lock.acquire(signal);
-        if (lease !== undefined) return { lease, since };
+        if (lease !== undefined) return { lease, confirmedAt };
       } catch (error) {
         signal.throwIfAborted();
         // Another candidate was faster, or the API server is away.
         if (!['Conflict', 'AlreadyExists'].includes(reasonOf(error)))
           log.warn('cannot read or acquire the Lease', { error });
       }
-      await clock.sleep(renewMs * (0.75 + random() / 2), signal);
+      await clock.sleep(renewIntervalMs * (0.75 + random() / 2), signal);
     }
   }
 
   async function lead(
     work: (scope: Scope) => Promise<void>,
-    got: AcquiredLease,
+    acquired: AcquiredLease,
     { signal, log }: Scope,
   ): Promise<void> {
     const working = new AbortController();
-    const renewing = new AbortController();
+    const renewalAbort = new AbortController();
     using _ = onAbort(signal, () => working.abort(signal.reason));
-    let lost: unknown;
-    const { promise: loss, reject: lose } = Promise.withResolvers<never>();
+    let lossCause: unknown;
+    const { promise: leaseLost, reject: rejectLoss } = Promise.withResolvers<never>();
     // Avoids an unhandled rejection if nothing awaits it below.
-    loss.catch(() => undefined);
-    const renewal = renew(lock, clock, got, { signal: AbortSignal.any([renewing.signal, signal]), log }).catch(
+    leaseLost.catch(() => undefined);
+    const renewal = renew(lock, clock, acquired, { signal: AbortSignal.any([renewalAbort.signal, signal]), log }).catch(
       (thrown: unknown) => {
-        if (renewing.signal.aborted || signal.aborted) return;
-        lost = thrown;
+        if (renewalAbort.signal.aborted || signal.aborted) return;
+        lossCause = thrown;
         isLeading = false;
         working.abort(thrown);
-        lose(thrown);
+        rejectLoss(thrown);
       },
     );
     isLeading = true;
     log.info('leading', { lease: name, identity });
-    const worked = work({ signal: working.signal, log });
+    const workDone = work({ signal: working.signal, log });
     try {
-      await Promise.race([worked, loss]);
+      await Promise.race([workDone, leaseLost]);
     } catch (thrown) {
-      if (lost === undefined) throw thrown;
+      if (lossCause === undefined) throw thrown;
       // Work that ignores its signal ends with the process.
-      await endsWithin(worked, shutdownMs, clock);
+      await endsWithin(workDone, shutdownGraceMs, clock);
     } finally {
       isLeading = false;
-      renewing.abort();
+      renewalAbort.abort();
       await renewal;
       // If the scope's signal is aborted, no more requests can be sent.
-      if (lost === undefined && !signal.aborted) await lock.release(signal, log);
+      if (lossCause === undefined && !signal.aborted) await lock.release(signal, log);
     }
-    if (lost !== undefined) throw lost;
+    if (lossCause !== undefined) throw lossCause;
   }
 
   return {
@@ -110,32 +110,35 @@ export function createLeader(options: LeaderOptions): Leader {
       return lock.holder;
     },
     run: async (work, scope, stop) => {
-      const either = AbortSignal.any([scope.signal, stop]);
-      const got = await waitForLease(either, scope.log).catch(async (thrown: unknown) => {
-        if (!either.aborted) throw thrown;
+      const stopOrAbort = AbortSignal.any([scope.signal, stop]);
+      const acquired = await waitForLease(stopOrAbort, scope.log).catch(async (thrown: unknown) => {
+        if (!stopOrAbort.aborted) throw thrown;
         // An aborted call may have acquired the Lease.
-        if (lock.hasTried && !scope.signal.aborted) await lock.release(scope.signal, scope.log);
+        if (lock.mayHaveAcquired && !scope.signal.aborted) await lock.release(scope.signal, scope.log);
         return undefined;
       });
-      if (got !== undefined) await lead(work, got, scope);
+      if (acquired !== undefined) await lead(work, acquired, scope);
     },
   };
 }
 
 /** Renews until the signal aborts. Throws LeadershipLost. */
 async function renew(lock: LeaseLock, clock: Clock, first: AcquiredLease, { signal, log }: Scope): Promise<never> {
-  let { lease, since } = first;
-  const left = (): number => since + renewDeadlineMs - clock.elapsed();
+  let { lease, confirmedAt } = first;
+  const remainingMs = (): number => confirmedAt + renewDeadlineMs - clock.elapsed();
   for (let isImmediateRetry = false; ; ) {
     // Retry more often as the deadline approaches.
-    if (left() > 0 && !isImmediateRetry)
-      await clock.sleep(Math.min(renewMs, left(), Math.max(minRenewMs, left() / 2)), signal);
-    const began = clock.elapsed();
-    const leftMs = left();
+    if (remainingMs() > 0 && !isImmediateRetry)
+      await clock.sleep(
+        Math.min(renewIntervalMs, remainingMs(), Math.max(minRenewIntervalMs, remainingMs() / 2)),
+        signal,
+      );
+    const startedAt = clock.elapsed();
+    const leftMs = remainingMs();
     if (leftMs <= 0) throw new LeadershipLost('the Lease could not be renewed in time');
     try {
       lease = await lock.renew(lease, leftMs, signal);
-      since = began;
+      confirmedAt = startedAt;
       isImmediateRetry = false;
     } catch (error) {
       signal.throwIfAborted();
@@ -143,7 +146,7 @@ async function renew(lock: LeaseLock, clock: Clock, first: AcquiredLease, { sign
       isImmediateRetry = reasonOf(error) === 'Conflict' && !isImmediateRetry;
       if (isImmediateRetry) log.debug('the Lease was changed by another process', { error });
       else log.warn('the Lease was not renewed', { error });
-      lease = await rereadLease(lock, lease, left(), error, signal);
+      lease = await rereadLease(lock, lease, remainingMs(), error, signal);
     }
   }
 }

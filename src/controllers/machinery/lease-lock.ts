@@ -23,7 +23,7 @@ export interface LeaseLock {
   /** The identity of the current leader, as last seen. Empty: no process leads. */
   readonly holder: string;
   /** Whether a call to acquire the Lease was sent, which may have taken effect even if it failed or was aborted. */
-  readonly hasTried: boolean;
+  readonly mayHaveAcquired: boolean;
   /** Undefined if another process leads. Optimistic locking lets only one of several candidates update the Lease. */
   acquire(parent: AbortSignal): Promise<Lease | undefined>;
   /** Updates the Lease that this process holds. `leftMs`: the time until another process may take over. */
@@ -34,17 +34,17 @@ export interface LeaseLock {
 }
 
 /** A candidate takes over after it has seen no renewal for this time. */
-const leaseMs = 15_000;
-const callMs = 5_000;
+const leaseDurationMs = 15_000;
+const callTimeoutMs = 5_000;
 
 export const holderOf = (lease: Lease | undefined): string => lease?.spec?.holderIdentity ?? '';
 
 export function createLeaseLock({ client, clock, namespace, name, identity, note }: LeaseLockOptions): LeaseLock {
-  const at = { namespace, name };
-  let hasTried = false;
+  const leaseName = { namespace, name };
+  let mayHaveAcquired = false;
   /**
    * The last state of the Lease, and since when this process has seen it, by its own clock. Clocks of machines differ, so the times in the
-   * Lease are only for people: the Lease expires when no process changed it for its duration.
+   * Lease are only for users: the Lease expires when no process changed it for its duration.
    */
   let observed: { readonly text: string; readonly lease: Lease; readonly since: number } | undefined;
 
@@ -57,8 +57,8 @@ export function createLeaseLock({ client, clock, namespace, name, identity, note
 
   function isFree(lease: Lease): boolean {
     if (holderOf(lease) === '' || holderOf(lease) === identity) return true;
-    const lastsMs = Math.max(leaseMs, (lease.spec?.leaseDurationSeconds ?? 0) * 1_000);
-    return observed !== undefined && clock.elapsed() - observed.since >= lastsMs;
+    const durationMs = Math.max(leaseDurationMs, (lease.spec?.leaseDurationSeconds ?? 0) * 1_000);
+    return observed !== undefined && clock.elapsed() - observed.since >= durationMs;
   }
 
   function acquiredLease(before: Lease | undefined): Lease {
@@ -66,10 +66,10 @@ export function createLeaseLock({ client, clock, namespace, name, identity, note
     const isNew = holderOf(before) !== identity;
     const { acquireTime = now, leaseTransitions = 0 } = before?.spec ?? {};
     return {
-      metadata: before?.metadata ?? at,
+      metadata: before?.metadata ?? leaseName,
       spec: {
         holderIdentity: identity,
-        leaseDurationSeconds: leaseMs / 1_000,
+        leaseDurationSeconds: leaseDurationMs / 1_000,
         renewTime: now,
         acquireTime: isNew ? now : acquireTime,
         leaseTransitions: isNew && before !== undefined ? leaseTransitions + 1 : leaseTransitions,
@@ -87,28 +87,28 @@ export function createLeaseLock({ client, clock, namespace, name, identity, note
   }
 
   async function acquire(signal: AbortSignal): Promise<Lease | undefined> {
-    const found = await client.get(leases, at, signal).catch((thrown: unknown) => {
+    const found = await client.get(leases, leaseName, signal).catch((thrown: unknown) => {
       if (reasonOf(thrown) === 'NotFound') return undefined;
       throw thrown;
     });
     const text = noteOf(found, note);
     if (found !== undefined && !isFree(observe(found))) {
-      const changed = await note?.whileWaiting(text);
-      if (changed !== undefined) await client.update(leases, withNote(found, note, changed), signal);
+      const newText = await note?.whileWaiting(text);
+      if (newText !== undefined) await client.update(leases, withNote(found, note, newText), signal);
       return undefined;
     }
-    const own = await note?.whenAcquiring(text, signal);
-    hasTried = true;
-    const mine = withNote(acquiredLease(found), note, own);
+    const noteText = await note?.whenAcquiring(text, signal);
+    mayHaveAcquired = true;
+    const acquired = withNote(acquiredLease(found), note, noteText);
     return observe(
-      await (found === undefined ? client.create(leases, mine, signal) : client.update(leases, mine, signal)),
+      await (found === undefined ? client.create(leases, acquired, signal) : client.update(leases, acquired, signal)),
     );
   }
 
   async function release(parent: AbortSignal, log: Log): Promise<void> {
     try {
-      await limitedCall(callMs, parent, async (signal) => {
-        const found = await client.get(leases, at, signal);
+      await limitedCall(callTimeoutMs, parent, async (signal) => {
+        const found = await client.get(leases, leaseName, signal);
         if (holderOf(found) !== identity) return;
         const spec = { ...found.spec, holderIdentity: '', leaseDurationSeconds: 1, renewTime: microTime(clock.now()) };
         await client.update(leases, { ...found, spec }, signal);
@@ -122,13 +122,16 @@ export function createLeaseLock({ client, clock, namespace, name, identity, note
     get holder() {
       return holderOf(observed?.lease);
     },
-    get hasTried() {
-      return hasTried;
+    get mayHaveAcquired() {
+      return mayHaveAcquired;
     },
-    acquire: (parent) => limitedCall(callMs, parent, acquire),
+    acquire: (parent) => limitedCall(callTimeoutMs, parent, acquire),
     renew: (lease, leftMs, parent) =>
-      limitedCall(Math.min(callMs, leftMs), parent, (signal) => client.update(leases, acquiredLease(lease), signal)),
-    read: (leftMs, parent) => limitedCall(Math.min(callMs, leftMs), parent, (signal) => client.get(leases, at, signal)),
+      limitedCall(Math.min(callTimeoutMs, leftMs), parent, (signal) =>
+        client.update(leases, acquiredLease(lease), signal),
+      ),
+    read: (leftMs, parent) =>
+      limitedCall(Math.min(callTimeoutMs, leftMs), parent, (signal) => client.get(leases, leaseName, signal)),
     release,
   };
 }

@@ -1,11 +1,11 @@
 import type { Lease } from '#wire/kube/types.ts';
 
-/** What candidates record in an annotation of the Lease. Each call gets the text that is there. */
+/** A text that candidates record in an annotation of the Lease. Each method gets the current text. */
 export interface LeaseNote {
   readonly annotation: string;
-  /** Another process leads. Undefined: there is nothing to change. */
+  /** Called while another process leads. Returns the new text, or undefined to keep the current one. */
   whileWaiting(text: string | undefined): Promise<string | undefined>;
-  /** The text is written by the same update that acquires the Lease. Called again if that update fails. */
+  /** Called before each update that tries to acquire the Lease. That update also writes the returned text. */
   whenAcquiring(text: string | undefined, signal: AbortSignal): Promise<string>;
 }
 

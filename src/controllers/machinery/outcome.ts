@@ -3,24 +3,24 @@ import { StowageError, stowageError } from '#core/errors.ts';
 import { isTransient, KubeError } from '#wire/kube/errors.ts';
 
 /** Nothing to do until something changes. */
-export interface Done {
+export interface ReconcileDone {
   readonly kind: 'done';
 }
 
 /** Reconcile again later, without an error. */
-export interface Again {
+export interface RequeueAfter {
   readonly kind: 'again';
   readonly afterMs: number;
 }
 
-export const done: Done = { kind: 'done' };
-export const again = (afterMs: number): Again => ({ kind: 'again', afterMs });
+export const done: ReconcileDone = { kind: 'done' };
+export const requeueAfter = (afterMs: number): RequeueAfter => ({ kind: 'again', afterMs });
 
-/** What an error means for its key. */
+/** How the controller continues with a key after an error. */
 export type Failure =
   /** The reconcile was aborted. */
   | { readonly kind: 'stopped' }
-  /** The error may be transient. `leastMs` is the delay that the server asked for, or zero. */
+  /** The error may be transient. `leastMs` is the delay that the server requested, or zero. */
   | { readonly kind: 'retry'; readonly leastMs: number }
   /** A retry is useless until an object or the store changes. */
   | { readonly kind: 'terminal' };

@@ -19,16 +19,16 @@ const { signal } = new AbortController();
 const clock = systemClock();
 
 /** Forwards connections to a server, and can cut them. */
-async function startWay(to: URL): Promise<AsyncDisposable & { readonly port: number; cut(): void }> {
+async function startProxy(to: URL): Promise<AsyncDisposable & { readonly port: number; cut(): void }> {
   const open = new Set<Socket>();
   const cut = (): void => {
     for (const socket of open) socket.destroy();
   };
-  const listener = createServer((here) => {
-    const there = connect(Number(to.port), to.hostname);
+  const listener = createServer((client) => {
+    const upstream = connect(Number(to.port), to.hostname);
     for (const [one, other] of [
-      [here, there],
-      [there, here],
+      [client, upstream],
+      [upstream, client],
     ] as const) {
       open.add(one);
       one
@@ -67,51 +67,51 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
 
   kubeContract('in a cluster', async () => {
     const direct = await access();
-    const way = await startWay(direct.server);
+    const proxy = await startProxy(direct.server);
     return {
-      access: { ...direct, server: new URL(`https://127.0.0.1:${way.port}`) },
+      access: { ...direct, server: new URL(`https://127.0.0.1:${proxy.port}`) },
       down: () => cluster.apiServer.stop(),
       up: () => cluster.apiServer.start(),
-      cutWatches: () => Promise.resolve(way.cut()),
+      cutWatches: () => Promise.resolve(proxy.cut()),
       // The history in its memory starts with the process.
       forget: async () => {
         await cluster.apiServer.stop();
         await cluster.apiServer.start();
       },
-      [Symbol.asyncDispose]: () => way[Symbol.asyncDispose](),
+      [Symbol.asyncDispose]: () => proxy[Symbol.asyncDispose](),
     };
   });
 
   test('that is frozen for longer than a leader waits never has two leaders, and has one in the end', async () => {
     const client = createKubeClient({ access: await access(), clock, userAgent: 'stowage/test' });
-    const end = new AbortController();
-    const scope = { signal: end.signal, log: silentLog() };
+    const stopping = new AbortController();
+    const scope = { signal: stopping.signal, log: silentLog() };
     let working = 0;
-    let most = 0;
-    const work = async ({ signal: told }: Scope): Promise<void> => {
+    let maxWorking = 0;
+    const work = async ({ signal: workSignal }: Scope): Promise<void> => {
       working++;
-      most = Math.max(most, working);
-      await once(told, 'abort');
+      maxWorking = Math.max(maxWorking, working);
+      await once(workSignal, 'abort');
       working--;
     };
     const options = { client, clock, namespace: 'default', name: 'frozen' };
     const all = ['a', 'b', 'c'].map((identity) =>
       createLeader({ ...options, identity })
-        .run(work, scope, end.signal)
+        .run(work, scope, stopping.signal)
         .catch((error: unknown) => error),
     );
     await expect.poll(() => working, { timeout: 20_000 }).toBe(1);
     await cluster.apiServer.freeze();
-    const frozen = clock.elapsed();
+    const frozenAt = clock.elapsed();
     // The leader gives up; the candidates still wait.
     expect(await Promise.race(all)).toBeInstanceOf(LeadershipLost);
-    // It does so before the Lease expires for the others.
-    expect(clock.elapsed() - frozen).toBeLessThan(15_000);
+    // The leader gives up before the Lease expires for the candidates.
+    expect(clock.elapsed() - frozenAt).toBeLessThan(15_000);
     expect(working).toBe(0);
     cluster.apiServer.thaw();
     await expect.poll(() => working, { timeout: 60_000, interval: 20 }).toBe(1);
-    expect(most).toBe(1);
-    end.abort();
+    expect(maxWorking).toBe(1);
+    stopping.abort();
     await Promise.all(all);
     client[Symbol.dispose]();
   }, 120_000);
@@ -149,8 +149,8 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     test('TokenRequest and TokenReview work for an audience', async () => {
       const audiences = ['stowage.dev/controller'];
       const body = { apiVersion: 'authentication.k8s.io/v1', metadata: {}, spec: { audiences } };
-      const place = { namespace: 'default', name: 'default', subresource: 'token' } as const;
-      const { status } = await client.create(resources.tokenRequests, body, signal, place);
+      const tokenPath = { namespace: 'default', name: 'default', subresource: 'token' } as const;
+      const { status } = await client.create(resources.tokenRequests, body, signal, tokenPath);
       const review = (spec: { token: string; audiences: readonly string[] }) =>
         client.create(resources.tokenReviews, { metadata: {}, spec }, signal);
       const token = status?.token ?? '';
@@ -162,14 +162,14 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       expect((await review({ token, audiences: ['stowage.dev'] })).status?.authenticated).not.toBe(true);
     });
 
-    test('SubjectAccessReview tells what a user may do', async () => {
-      const may = async (user: string): Promise<boolean | undefined> => {
+    test('SubjectAccessReview returns whether a user has a permission', async () => {
+      const isAllowed = async (user: string): Promise<boolean | undefined> => {
         const resourceAttributes = { group: 'stowage.dev', resource: 'volumes', verb: 'list' };
         const groups = user === 'admin' ? ['system:masters'] : [];
         const spec = { user, groups, resourceAttributes };
         return (await client.create(resources.subjectAccessReviews, { metadata: {}, spec }, signal)).status?.allowed;
       };
-      expect([await may('admin'), await may('nobody')]).toEqual([true, false]);
+      expect([await isAllowed('admin'), await isAllowed('nobody')]).toEqual([true, false]);
     });
   });
 });

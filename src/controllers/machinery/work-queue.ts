@@ -25,7 +25,7 @@ export interface WorkQueue {
   /** The number of keys that wait for a timer. */
   readonly delayed: number;
   /**
-   * Runs the work until `stop`, then waits for what is in flight. The scope's signal also aborts the work. The work must not throw: an
+   * Runs the work until `stop`, then waits for the work in flight. The scope's signal also aborts the work. The work must not throw: an
    * error is logged, and the key is retried.
    */
   run(work: (key: string, scope: Scope) => Promise<void>, scope: Scope, stop: AbortSignal): Promise<void>;
@@ -36,7 +36,7 @@ export interface WorkQueueOptions {
   /** The limit for all groups together. A group without a running key may always exceed it by one. */
   readonly workers: number;
   /** The limit for one group. */
-  readonly perGroup?: number;
+  readonly workersPerGroup?: number;
   readonly firstMs?: number;
   readonly mostMs?: number;
   readonly random?: () => number;
@@ -48,32 +48,32 @@ interface Entry {
   /** It was added while it was running. */
   isDirty: boolean;
   failures: number;
-  timer: (Disposable & { readonly at: number }) | undefined;
+  timer: (Disposable & { readonly dueAt: number }) | undefined;
 }
 
 export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
-  const { clock, workers, perGroup = workers, firstMs = 500, mostMs = 300_000, random = Math.random } = options;
+  const { clock, workers, workersPerGroup = workers, firstMs = 500, mostMs = 300_000, random = Math.random } = options;
   const entries = new Map<string, Entry>();
-  const groups = createFairGroups({ workers, perGroup });
+  const groups = createFairGroups({ workers, workersPerGroup });
   let delayed = 0;
   let wake: (() => void) | undefined;
 
   function entryOf(key: string, group: string | undefined): Entry {
     const known = entries.get(key);
     if (known === undefined) {
-      const made: Entry = { group: group ?? '', state: 'idle', isDirty: false, failures: 0, timer: undefined };
-      entries.set(key, made);
-      return made;
+      const created: Entry = { group: group ?? '', state: 'idle', isDirty: false, failures: 0, timer: undefined };
+      entries.set(key, created);
+      return created;
     }
     if (group !== undefined && group !== known.group) regroup(key, known, group);
     return known;
   }
 
   function regroup(key: string, entry: Entry, group: string): void {
-    const before = entry.group;
+    const previous = entry.group;
     entry.group = group;
     if (entry.state !== 'waiting') return;
-    groups.remove(before, key);
+    groups.remove(previous, key);
     groups.add(group, key);
     wake?.();
   }
@@ -97,11 +97,11 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
 
   function addAfter(key: string, ms: number, group?: string): void {
     const entry = entryOf(key, group);
-    const at = clock.elapsed() + ms;
-    if (entry.state === 'waiting' || (entry.timer !== undefined && entry.timer.at <= at)) return;
+    const dueAt = clock.elapsed() + ms;
+    if (entry.state === 'waiting' || (entry.timer !== undefined && entry.timer.dueAt <= dueAt)) return;
     cancelTimer(entry);
     const timer = clock.after(ms, () => add(key));
-    entry.timer = { at, [Symbol.dispose]: () => timer[Symbol.dispose]() };
+    entry.timer = { dueAt, [Symbol.dispose]: () => timer[Symbol.dispose]() };
     delayed++;
   }
 
@@ -121,7 +121,7 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
     addAfter(key, Math.max(leastMs, waitAfter(entry.failures, { firstMs, mostMs, random })), group);
   };
 
-  async function runOne(
+  async function runWork(
     { group, key }: NonNullable<ReturnType<FairGroups['take']>>,
     work: (key: string, scope: Scope) => Promise<void>,
     scope: Scope,
@@ -171,8 +171,8 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
           const { promise, resolve } = Promise.withResolvers<void>();
           wake = resolve;
           for (let next = groups.take(); next !== undefined; next = groups.take()) {
-            const one: Promise<void> = runOne(next, work, scope).finally(() => inFlight.delete(one));
-            inFlight.add(one);
+            const task: Promise<void> = runWork(next, work, scope).finally(() => inFlight.delete(task));
+            inFlight.add(task);
           }
           if (!isOver()) await promise;
         }

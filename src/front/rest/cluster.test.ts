@@ -10,7 +10,7 @@ import { silentLog } from '#base/log.ts';
 import { createClusterNodes } from '#cluster/nodes/cluster-nodes.ts';
 import type { NodeApis, NodeRequest } from '#cluster/nodes/node-apis.ts';
 import type { PodLocation } from '#cluster/pods/pod-location.ts';
-import { agentCall } from '#cluster/tunnel/agent-calls.ts';
+import { findAgentCall } from '#cluster/tunnel/agent-calls.ts';
 import { relayed, StowageError } from '#core/errors.ts';
 import { type Api, createApi, startServer, type TestServer } from '#testing/server.ts';
 import type { Access } from './access.ts';
@@ -61,7 +61,7 @@ const apis: NodeApis = {
     if (answers !== undefined) return answers(request);
     const { requestId, method, path, body } = request;
     // Like agents.
-    if (agentCall(method, path) === undefined) throw new TypeError(`agents do not accept ${method} ${path}`);
+    if (findAgentCall(method, path) === undefined) throw new TypeError(`agents do not accept ${method} ${path}`);
     const headers: Record<string, string> = requestId === undefined ? {} : { 'idempotency-key': requestId };
     const answer = await (agents.get(node) as TestServer).admin.call(method, path, { body, headers });
     if (answer.status < 400) return adapted(node, answer.body);

@@ -207,7 +207,7 @@ export function kubeContract(name: string, start: () => Promise<KubeSubject>): v
       await client.create(persistentVolumes, volume('a'), end.signal);
       running.push(cache.run(scope), controller.run(scope, end.signal));
       await expect.poll(() => looked, wait).toContain('there a');
-      expect(cache.by('handle', 'a').map((one) => Object.keys(one))).toEqual([['metadata', 'handle']]);
+      expect(cache.byIndex('handle', 'a').map((one) => Object.keys(one))).toEqual([['metadata', 'handle']]);
       await subject.down();
       expect(cache.get(`${prefix}-a`)?.handle).toBe('a');
       await subject.up();

@@ -1,4 +1,4 @@
-import { agentCall } from '#cluster/tunnel/agent-calls.ts';
+import { findAgentCall } from '#cluster/tunnel/agent-calls.ts';
 import type { AgentRequest, Agents } from '#controllers/agents.ts';
 import { StowageError } from '#core/errors.ts';
 
@@ -8,7 +8,7 @@ export interface FakeAgents extends Agents {
   readonly requests: string[];
   /** Connects the node, or replaces its answers. If an answer is an Error, the request throws it. */
   connect(node: string, answer: (request: AgentRequest) => unknown): void;
-  lose(node: string): void;
+  disconnect(node: string): void;
 }
 
 export function createFakeAgents(): FakeAgents {
@@ -22,8 +22,8 @@ export function createFakeAgents(): FakeAgents {
     requests: asked,
     nodes: () => [...answers.keys()],
     call: async (node, request) => {
-      // Real agents answer only these requests.
-      if (agentCall(request.method, request.path) === undefined) throw new TypeError(`not asked: ${request.path}`);
+      // Real agents answer these requests only.
+      if (findAgentCall(request.method, request.path) === undefined) throw new TypeError(`not asked: ${request.path}`);
       asked.push(`${node} ${request.method} ${request.path}`);
       const given = answers.get(node)?.(request) ?? absent(node);
       if (given instanceof Error) throw given;
@@ -37,7 +37,7 @@ export function createFakeAgents(): FakeAgents {
       answers.set(node, answer);
       tell(node);
     },
-    lose: (node) => {
+    disconnect: (node) => {
       answers.delete(node);
       tell(node);
     },

@@ -3,7 +3,7 @@ import { glob, readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { parseAllDocuments } from 'yaml';
-import { agentAccount, audiences, leaderObjectNames, podPath, serverNames, upgrade } from '#cluster/names.ts';
+import { agentAccount, agentUpgrade, audiences, leaderObjectNames, podPath, serverNames } from '#cluster/names.ts';
 import { agentCalls } from '#cluster/tunnel/agent-calls.ts';
 import { fileDriver, localDriver } from '#core/csi-drivers.ts';
 import { nodeTopologyKey } from '#core/node-topology.ts';
@@ -89,8 +89,8 @@ test('agents and controllers of different versions keep the names and calls that
       ({ method, path, answerForgotten: forgotten }) => `call ${method} ${path}${forgotten ? ' (forgotten)' : ''}`,
     ),
     ...Object.entries(leaderObjectNames).map(([what, name]) => `${what}: ${name}`),
-    `turning: ${upgrade.path} to ${upgrade.protocol}`,
-    `pod: ${podPath.of('namespace', 'name')}`,
+    `turning: ${agentUpgrade.path} to ${agentUpgrade.protocol}`,
+    `pod: ${podPath.format('namespace', 'name')}`,
     ...Object.entries(audiences).map(([who, audience]) => `audience of ${who}: ${audience}`),
     `account: ${agentAccount('namespace')}`,
     ...serverNames('namespace').map((name) => `server: ${name}`),

@@ -1,18 +1,20 @@
 /** Objects by key, and by the values of index functions. */
-export interface Indexed<T> {
+export interface IndexedMap<T> {
   readonly size: number;
   get(key: string): T | undefined;
   keys(): Iterable<string>;
   values(): Iterable<T>;
-  by(index: string, value: string): readonly T[];
-  /** Returns the object that was there before. */
+  byIndex(index: string, value: string): readonly T[];
+  /** Returns the previous object of the key. */
   put(key: string, object: T): T | undefined;
   remove(key: string): T | undefined;
 }
 
-export function createIndexed<T>(functions: Readonly<Record<string, (object: T) => readonly string[]>>): Indexed<T> {
+export function createIndexedMap<T>(
+  indexFunctions: Readonly<Record<string, (object: T) => readonly string[]>>,
+): IndexedMap<T> {
   const objects = new Map<string, T>();
-  const indexes = Object.entries(functions).map(([name, values]) => ({
+  const indexes = Object.entries(indexFunctions).map(([name, values]) => ({
     name,
     values,
     keys: new Map<string, Set<string>>(),
@@ -21,9 +23,9 @@ export function createIndexed<T>(functions: Readonly<Record<string, (object: T) 
   function removeFromIndexes(key: string, object: T): void {
     for (const { keys, values } of indexes) {
       for (const value of values(object)) {
-        const those = keys.get(value);
-        those?.delete(key);
-        if (those?.size === 0) keys.delete(value);
+        const keysWithValue = keys.get(value);
+        keysWithValue?.delete(key);
+        if (keysWithValue?.size === 0) keys.delete(value);
       }
     }
   }
@@ -53,7 +55,7 @@ export function createIndexed<T>(functions: Readonly<Record<string, (object: T) 
     get: (key) => objects.get(key),
     keys: () => objects.keys(),
     values: () => objects.values(),
-    by: (index, value) => {
+    byIndex: (index, value) => {
       const found = indexes.find(({ name }) => name === index);
       if (found === undefined) throw new TypeError(`there is no index “${index}”`);
       return [...(found.keys.get(value) ?? [])].map((key) => objects.get(key)).filter((one) => one !== undefined);
