@@ -43,7 +43,7 @@ describe('shared memory (memfd)', () => {
     seen.populate(0, 3 * 4096);
     const bytes = new Uint8Array(seen.bytes);
     bytes.fill(1);
-    seen.forget(4096, 4096);
+    seen.discard(4096, 4096);
     expect([bytes[4095], bytes[4096], bytes[8191], bytes[8192]]).toEqual([1, 0, 0, 1]);
     closeSync(fd);
   });

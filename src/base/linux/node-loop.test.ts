@@ -1,6 +1,6 @@
 import { describe, expect, test } from 'vitest';
 import { eventLayout } from './epoll.ts';
-import { checkLevels, openNodeLoop } from './node-loop.ts';
+import { openNodeLoop, refuseEdgeTriggered } from './node-loop.ts';
 
 describe("Node's own loop", () => {
   test('has the internals that we need', () => {
@@ -14,10 +14,10 @@ describe("Node's own loop", () => {
   test('is refused if it watches edge-triggered descriptors', () => {
     const usual =
       'pos:\t0\nflags:\t02000002\ntfd:       18 events:       19 data:               12  pos:0 ino:6a sdev:f\n';
-    expect(() => checkLevels(usual)).not.toThrow();
+    expect(() => refuseEdgeTriggered(usual)).not.toThrow();
     const edge = `${usual}tfd:       20 events: 80000019 data:               14  pos:0 ino:409 sdev:10\n`;
-    expect(() => checkLevels(edge)).toThrow('edge-triggered or one-shot');
-    expect(() => checkLevels(edge.replace('80000019', '40000019'))).toThrow('edge-triggered or one-shot');
+    expect(() => refuseEdgeTriggered(edge)).toThrow('edge-triggered or one-shot');
+    expect(() => refuseEdgeTriggered(edge.replace('80000019', '40000019'))).toThrow('edge-triggered or one-shot');
   });
 });
 

@@ -19,7 +19,7 @@ export interface ReconcileLoopOptions {
 export async function runReconcileLoop(keeping: ReconcileLoopOptions, scope: Scope): Promise<void> {
   const { what, clock, objects, reconcile: pass, random = Math.random } = keeping;
   const { signal, log } = scope;
-  const backOff = createBackOff({ firstMs: 250, mostMs: 15_000, random });
+  const backOff = createBackOff({ firstMs: 250, maxMs: 15_000, random });
   let wake = Promise.withResolvers<void>();
   using listening = new DisposableStack();
   for (const object of objects) listening.use(object.on(() => wake.resolve()));

@@ -47,7 +47,7 @@ export interface Files {
   /** Creates the file exclusively (`EEXIST`), durably, and readable only by this user. */
   writeNew(path: string, text: string): Promise<void>;
   /** Like `writeNew`, unless something exists at `beside`. That is known before the file gets its text. */
-  writeNewUnless(beside: string, path: string, text: string): Promise<'written' | 'one of them is there'>;
+  writeNewUnless(beside: string, path: string, text: string): Promise<'written' | 'exists'>;
   /** Creates the folder exclusively (`EEXIST`). */
   newFolder(path: string, mode: number): Promise<void>;
   /** Idempotent: succeeds if the folder exists. */

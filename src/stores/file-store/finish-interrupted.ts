@@ -37,8 +37,8 @@ export async function finishInterrupted(ctx: VerbContext, meta: Meta, scope: Hel
 /** Locks the volume, and reads its record again: the name may have gone to another volume while we waited. */
 export const finishInterruptedLocked = (ctx: VerbContext, { id, name }: VolumeRef, scope: Scope): Promise<boolean> =>
   ctx.withVolumeLock(id, scope, async (held) => {
-    const now = await ctx.read(name);
-    return now.state === 'ok' && now.meta.id === id && finishInterrupted(ctx, now.meta, held);
+    const current = await ctx.read(name);
+    return current.state === 'ok' && current.meta.id === id && finishInterrupted(ctx, current.meta, held);
   });
 
 /** Moves the record after the data. Another host may have begun to create a volume of that name; it will find the data. */

@@ -1,6 +1,6 @@
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
-import { type Expiry, judge, type Observer, parseExpiry, successionOf } from './trash-expiry.ts';
+import { decideExpiry, type Expiry, type Observer, parseExpiry, takeOverWaitMs } from './trash-expiry.ts';
 
 const hour = 3_600_000;
 const day = 24 * hour;
@@ -24,41 +24,41 @@ const other = (more: Partial<Observer> = {}): Observer => owner({ instance: 'oth
 
 describe('the owner', () => {
   test("purges when the date has come by the server's clock and it has seen the entry for the whole retention", () => {
-    expect(judge(entry(), owner())).toEqual({ verdict: 'purge' });
-    expect(judge(entry(), owner({ serverNow: 100 * day - 1 }))).toEqual({ verdict: 'keep' });
-    expect(judge(entry(), owner({ observed: 12 * day - 1 }))).toEqual({ verdict: 'keep' });
+    expect(decideExpiry(entry(), owner())).toEqual({ verdict: 'purge' });
+    expect(decideExpiry(entry(), owner({ serverNow: 100 * day - 1 }))).toEqual({ verdict: 'keep' });
+    expect(decideExpiry(entry(), owner({ observed: 12 * day - 1 }))).toEqual({ verdict: 'keep' });
   });
 
   test('sets the date of an entry that has none', () => {
     const { expiresAt: _expiresAt, ...undated } = entry();
     const expiry = { ...entry(), expiresAt: 102 * day, seen: { by: 'owner', at: 12 * day } };
-    expect(judge(undated, owner())).toEqual({ verdict: 'record', expiry });
+    expect(decideExpiry(undated, owner())).toEqual({ verdict: 'record', expiry });
   });
 
   test('starts counting again after it lost its count', () => {
     const expiry = entry({ seen: { by: 'owner', at: 0 } });
-    expect(judge(entry(), owner({ observed: 0 }))).toEqual({ verdict: 'record', expiry });
+    expect(decideExpiry(entry(), owner({ observed: 0 }))).toEqual({ verdict: 'record', expiry });
   });
 
   test('waits if its last minutes were not counted', () => {
-    expect(judge(entry(), owner({ observed: 10 * day - 60_000 }))).toEqual({ verdict: 'keep' });
+    expect(decideExpiry(entry(), owner({ observed: 10 * day - 60_000 }))).toEqual({ verdict: 'keep' });
   });
 
   test('of a store that is not shared is the host that has it, without the sightings of another host', () => {
     const expiry = entry({ seen: { by: 'other', at: 12 * day } });
-    expect(judge(entry(), other({ isShared: false }))).toEqual({ verdict: 'record', expiry });
-    expect(judge(expiry, other({ isShared: false, observed: 14 * day }))).toEqual({ verdict: 'purge' });
+    expect(decideExpiry(entry(), other({ isShared: false }))).toEqual({ verdict: 'record', expiry });
+    expect(decideExpiry(expiry, other({ isShared: false, observed: 14 * day }))).toEqual({ verdict: 'purge' });
   });
 });
 
 describe('another host', () => {
   test('sets the date of an old entry, and leaves the purge to its owner', () => {
     const { expiresAt: _expiresAt, seen: _seen, ...undated } = entry();
-    expect(judge(undated, other())).toEqual({ verdict: 'record', expiry: { ...undated, expiresAt: 102 * day } });
+    expect(decideExpiry(undated, other())).toEqual({ verdict: 'record', expiry: { ...undated, expiresAt: 102 * day } });
   });
 
   test('does nothing while the owner may come back', () => {
-    expect(judge(entry(), other({ observed: 1000 * day, serverNow: 100 * day + hour - 1 }))).toEqual({
+    expect(decideExpiry(entry(), other({ observed: 1000 * day, serverNow: 100 * day + hour - 1 }))).toEqual({
       verdict: 'keep',
     });
   });
@@ -67,12 +67,12 @@ describe('another host', () => {
   const followed = entry({ successor: { by: 'other', at: 12 * day, since: overdue } });
 
   test('becomes the successor of an owner that did not come back, and waits for the retention and a week', () => {
-    expect(judge(entry(), other({ serverNow: overdue }))).toEqual({ verdict: 'record', expiry: followed });
+    expect(decideExpiry(entry(), other({ serverNow: overdue }))).toEqual({ verdict: 'record', expiry: followed });
     const late = { observed: 12 * day + 9 * day, serverNow: 107 * day };
-    expect(judge(followed, other(late))).toEqual({ verdict: 'purge' });
-    expect(judge(followed, other({ ...late, observed: late.observed - 1 }))).toEqual({ verdict: 'keep' });
-    expect(judge(followed, other({ ...late, serverNow: late.serverNow - 1 }))).toEqual({ verdict: 'keep' });
-    expect(judge(followed, owner({ observed: 12 * day, serverNow: overdue }))).toEqual({ verdict: 'purge' });
+    expect(decideExpiry(followed, other(late))).toEqual({ verdict: 'purge' });
+    expect(decideExpiry(followed, other({ ...late, observed: late.observed - 1 }))).toEqual({ verdict: 'keep' });
+    expect(decideExpiry(followed, other({ ...late, serverNow: late.serverNow - 1 }))).toEqual({ verdict: 'keep' });
+    expect(decideExpiry(followed, owner({ observed: 12 * day, serverNow: overdue }))).toEqual({ verdict: 'purge' });
   });
 
   test.each([
@@ -82,9 +82,9 @@ describe('another host', () => {
     const expired = { ...followed, expiresAt: 50 * day };
     const third = { ...other({ serverNow }), instance: 'third' };
     const successor = { by: 'third', at: 12 * day, since: serverNow };
-    expect(judge(expired, third)).toEqual({ verdict: 'record', expiry: { ...expired, successor } });
+    expect(decideExpiry(expired, third)).toEqual({ verdict: 'record', expiry: { ...expired, successor } });
     const early = serverNow > overdue ? serverNow - 1 : serverNow + 1;
-    expect(judge(expired, { ...third, serverNow: early, observed: 1000 * day })).toEqual({ verdict: 'keep' });
+    expect(decideExpiry(expired, { ...third, serverNow: early, observed: 1000 * day })).toEqual({ verdict: 'keep' });
   });
 });
 
@@ -114,11 +114,11 @@ test('no host purges an entry before its retention is over, whatever the clocks 
           const before = observed[each.instance] ?? 0;
           const now = each.running === undefined ? 0 : before + Math.floor(each.running * since);
           observed[each.instance] = now;
-          const decided = judge(expiry, { ...each, isShared, observed: now });
+          const decided = decideExpiry(expiry, { ...each, isShared, observed: now });
           if (decided.verdict === 'record') expiry = decided.expiry;
           if (decided.verdict !== 'purge') continue;
           const isOwner = !isShared || each.instance === 'owner';
-          expect(age).toBeGreaterThanOrEqual(isOwner ? retention : successionOf(retention));
+          expect(age).toBeGreaterThanOrEqual(isOwner ? retention : takeOverWaitMs(retention));
           return;
         }
       },
@@ -128,7 +128,7 @@ test('no host purges an entry before its retention is over, whatever the clocks 
 });
 
 test('another host waits for the retention again, and at least for a week', () => {
-  expect([day, week, 30 * day].map(successionOf)).toEqual([8 * day, 14 * day, 60 * day]);
+  expect([day, week, 30 * day].map(takeOverWaitMs)).toEqual([8 * day, 14 * day, 60 * day]);
 });
 
 describe('the stored expiry', () => {

@@ -45,7 +45,7 @@ export interface VerbContext {
     scope: Scope,
     work: (meta: Meta, scope: HeldScope) => Promise<void>,
     /** `keepsQuota`: the work can still refuse, and calls `removeQuota` itself once it no longer can. */
-    how?: { readonly keepsQuota?: boolean },
+    options?: { readonly keepsQuota?: boolean },
   ): Promise<void>;
   /** Removes the volume's quota records, which are beside its data. Absent is success. */
   removeQuota(meta: Meta): Promise<void>;
@@ -133,7 +133,7 @@ export function createVerbContext(storeRoot: StoreRoot, layout: Layout, clock: C
       try {
         scope.signal.throwIfAborted();
         using _held = await locks.hold(names, scope.signal);
-        using _place = await storeRoot.callSlots[length].acquire(scope.signal);
+        using _slot = await storeRoot.callSlots[length].acquire(scope.signal);
         await storeRoot.verify();
         return await withVolumesLocked(names.filter(isVolumeId), scope, work);
       } catch (cause) {
@@ -146,14 +146,14 @@ export function createVerbContext(storeRoot: StoreRoot, layout: Layout, clock: C
     removeQuota: async ({ enforce, id }) => {
       if (enforce) await layout.removeQuota?.(id);
     },
-    runRemoval: (doing, ref, scope, work, how) =>
+    runRemoval: (doing, ref, scope, work, options) =>
       ctx.runVerb(doing, [ref.name, ref.id], scope, (held) =>
         storeRoot.reserve.retryWithReserve(async () => {
           const meta = await ctx.findRenamed(ref, held);
           if (meta === undefined) return hostLocks?.forget(ref.id, 'not found');
           await ctx.refuseIfUsed(meta, 'deleted');
           held.limit.check();
-          if (how?.keepsQuota !== true) await ctx.removeQuota(meta);
+          if (options?.keepsQuota !== true) await ctx.removeQuota(meta);
           await work(meta, held);
         }),
       ),
@@ -191,6 +191,8 @@ async function explain(storeRoot: StoreRoot, cause: unknown, doing: string, scop
   if (cause instanceof StowageError) return cause;
   if (scope.signal.aborted) return stowageError(scope.signal.reason);
   // If the whole store is gone, say that rather than that one file is missing.
-  const larger = isErrno(cause, 'ENOENT') ? await storeRoot.verify().then(() => undefined, stowageError) : undefined;
-  return larger ?? storeRoot.failure(cause, `${doing} in store ${storeRoot.store}`);
+  const rootFailure = isErrno(cause, 'ENOENT')
+    ? await storeRoot.verify().then(() => undefined, stowageError)
+    : undefined;
+  return rootFailure ?? storeRoot.failure(cause, `${doing} in store ${storeRoot.store}`);
 }

@@ -4,7 +4,7 @@ import { type CodeAndReason, StowageError, stowageError } from '#core/errors.ts'
 type Explanation = CodeAndReason & { readonly why: string; readonly action: string };
 
 /** Explains errors of system calls on the store's directory to users. */
-const meanings: Readonly<Record<string, (root: string) => Explanation>> = {
+const explanationByErrno: Readonly<Record<string, (root: string) => Explanation>> = {
   ENOSPC: (root) => ({
     code: 'exhausted',
     reason: 'store-full',
@@ -81,7 +81,8 @@ const tooManyFiles: Explanation = {
 /** `doing` completes "… failed": 'creating volume a'. */
 export function storeFailure(cause: unknown, doing: string, root: string): StowageError {
   const code = errnoOf(cause);
-  const explanation = code === undefined || cause instanceof StowageError ? undefined : meanings[code]?.(root);
+  const explanation =
+    code === undefined || cause instanceof StowageError ? undefined : explanationByErrno[code]?.(root);
   if (explanation === undefined) return stowageError(cause);
   const { why, ...rest } = explanation;
   return new StowageError(`${doing} failed: ${why}`, { ...rest, cause });

@@ -7,7 +7,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { mountImage } from '#testing/loop-mount.ts';
 import { createScratchFolder } from '#testing/scratch-folder.ts';
-import { maxFileCalls, shortCalls } from './slots-by-device.ts';
+import { maxFileCalls, maxShortCalls } from './slots-by-device.ts';
 
 const run = promisify(execFile);
 const program = fileURLToPath(new URL('../../testing/hung-disk.ts', import.meta.url));
@@ -39,8 +39,8 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a disk that do
       besides: Array(5).fill('done'),
       // Pending calls are undefined, which JSON leaves out. The opens are pending too, as null.
       opens: [null, null],
-      stuck: shortCalls,
-      gaveUp: 50 - shortCalls,
+      stuck: maxShortCalls,
+      gaveUp: 50 - maxShortCalls,
       repeated: 'deadline',
       sameName: 'deadline',
       check: 'deadline',

@@ -81,7 +81,7 @@ describe.skipIf(needs('mount', 'loop', 'xfs', 'ext4'))('a mounted image', () => 
       filesystem,
     });
     expect(await mounted(under.at('a.img'))).toBe(bytes);
-    expect((await readGeometry(under.at('a.img')))?.usable).toBe(bytes);
+    expect((await readGeometry(under.at('a.img')))?.usableBytes).toBe(bytes);
   });
 
   test.each([16n, 20n, 64n, 100n, 127n, 128n, 130n, 256n, 299n, 1024n, 5n * 1024n, 40n * 1024n])(
@@ -94,7 +94,7 @@ describe.skipIf(needs('mount', 'loop', 'xfs', 'ext4'))('a mounted image', () => 
       const shown = await mounted(under.at('a.img'));
       expect(shown).toBeGreaterThanOrEqual(bytes);
       expect(shown).toBeLessThanOrEqual(bytes + bytes / 100n + MiB / 4n);
-      expect((await readGeometry(under.at('a.img')))?.usable).toBe(shown);
+      expect((await readGeometry(under.at('a.img')))?.usableBytes).toBe(shown);
     },
   );
 

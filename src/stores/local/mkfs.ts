@@ -10,8 +10,8 @@ import { unlinkIfThere } from './files.ts';
 import type { Ext4Geometry, XfsGeometry } from './geometry.ts';
 import { blockSize, MiB } from './geometry.ts';
 
-const run = promisify(execFile);
-const mkfsLimit = 120_000;
+const execFileAsync = promisify(execFile);
+const toolTimeoutMs = 120_000;
 
 export type FilesystemType = 'xfs' | 'ext4';
 const packageOf = { xfs: 'xfsprogs', ext4: 'e2fsprogs' } as const;
@@ -74,8 +74,8 @@ export async function mkfsXfs(path: string, top: TopDirectory, clock: Clock, sco
 
 /** The format of mkfs.xfs -p: a boot file (ignored), two numbers (ignored), then the top directory. */
 function xfsPrototype({ uid, gid, mode }: TopDirectory): string {
-  const set = `${mode & 0o4000 ? 'u' : '-'}${mode & 0o2000 ? 'g' : '-'}`;
-  return `/\n0 0\nd${set}${(mode & 0o777).toString(8).padStart(3, '0')} ${uid} ${gid}\n$\n`;
+  const setIdBits = `${mode & 0o4000 ? 'u' : '-'}${mode & 0o2000 ? 'g' : '-'}`;
+  return `/\n0 0\nd${setIdBits}${(mode & 0o777).toString(8).padStart(3, '0')} ${uid} ${gid}\n$\n`;
 }
 
 const ext4Features =
@@ -89,7 +89,7 @@ export async function mkfsExt4(
   scope: Scope,
 ): Promise<void> {
   const { journalBlocks, block } = newExt4(bytes);
-  const shape = [
+  const sizeOptions = [
     '-b',
     `${block}`,
     '-I',
@@ -105,7 +105,7 @@ export async function mkfsExt4(
   ];
   // On a sparse file, discard punches holes. mke2fs then knows that the tables are zero and does not write them.
   const extended = ['-E', `discard,root_owner=${top.uid}:${top.gid}`];
-  await runTool('ext4', 'mkfs.ext4', ['-q', '-F', ...shape, ...extended, path], clock, scope);
+  await runTool('ext4', 'mkfs.ext4', ['-q', '-F', ...sizeOptions, ...extended, path], clock, scope);
   if (top.mode === 0o755) return;
   const field = `set_inode_field <2> mode 0${(0o040000 | top.mode).toString(8)}`;
   await runTool('ext4', 'debugfs', ['-w', '-R', field, path], clock, scope);
@@ -129,9 +129,9 @@ export async function runTool(
   clock: Clock,
   scope: Scope,
 ): Promise<void> {
-  using limit = clock.deadline(mkfsLimit, scope.signal);
+  using limit = clock.deadline(toolTimeoutMs, scope.signal);
   try {
-    await run(program, [...args], {
+    await execFileAsync(program, [...args], {
       signal: limit.signal,
       env: environment(),
       maxBuffer: 1024 * 1024,

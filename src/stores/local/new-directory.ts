@@ -48,8 +48,8 @@ async function mkdirSuffices(options: LocalOptions, storeRoot: StoreRoot): Promi
   }
   try {
     const { uid, gid, mode } = await lstat(probe);
-    const owned = (options.uid ?? uid) === uid && (options.gid ?? gid) === gid;
-    if (owned && (mode & 0o7777) === options.mode) return true;
+    const hasOwner = (options.uid ?? uid) === uid && (options.gid ?? gid) === gid;
+    if (hasOwner && (mode & 0o7777) === options.mode) return true;
     await setOwnerAndMode(probe, options);
     return false;
   } catch (cause) {

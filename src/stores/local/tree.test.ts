@@ -139,10 +139,13 @@ describe('scanning a tree', () => {
       await writeFile(join(folder, name), 'x');
       await link(join(folder, name), join(folder, `${name}-again`));
     }
-    const whole = { links: 2, paths: 10_000 };
+    const whole = { maxLinks: 2, maxPathBytes: 10_000 };
     expect(await scanTree(folder, scope.signal, whole)).toEqual({ bytes: du(folder), files: 6n, complete: true });
-    expect(await scanTree(folder, scope.signal, { ...whole, links: 1 })).toMatchObject({ files: 5n, complete: false });
-    const few = await scanTree(folder, scope.signal, { ...whole, paths: 700 });
+    expect(await scanTree(folder, scope.signal, { ...whole, maxLinks: 1 })).toMatchObject({
+      files: 5n,
+      complete: false,
+    });
+    const few = await scanTree(folder, scope.signal, { ...whole, maxPathBytes: 700 });
     expect(few).toMatchObject({ files: 6n, complete: false });
   });
 

@@ -20,7 +20,7 @@ import { createNfsClient, createRpcClient, mnt } from '#wire/nfs3/index.ts';
 import type { FileStore, FileStoreKind } from '../file-store/verbs.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { createEnterNetwork, type Network } from './network.ts';
-import { maxQuestions } from './network-messages.ts';
+import { maxPendingQuestions } from './network-messages.ts';
 
 const refusal = (work: Promise<unknown>): Promise<StowageError> =>
   work.then(() => Promise.reject(new Error('it was not refused')), stowageError);
@@ -214,13 +214,13 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
   test('a connection that no caller waits for is abandoned', async () => {
     const network = await enter();
     const address = { host: far.silent, port: 2049 };
-    const underWay = Array.from({ length: maxQuestions + 1 }, () => {
+    const underWay = Array.from({ length: maxPendingQuestions + 1 }, () => {
       const signal = AbortSignal.timeout(2_000);
       return network.connect({ address, localPort: undefined, signal }).catch((cause: unknown) => String(cause));
     });
     const ends = await Promise.all(underWay);
     expect(ends.filter((end) => end === 'Error: too many connections are being made at once')).toHaveLength(1);
-    expect(ends.filter((end) => String(end).startsWith('TimeoutError'))).toHaveLength(maxQuestions);
+    expect(ends.filter((end) => String(end).startsWith('TimeoutError'))).toHaveLength(maxPendingQuestions);
     // The process there has given them up as well: it would not take another one otherwise.
     const own = { address: { host: far.host, port: far.port }, localPort: undefined };
     (await network.connect({ ...own, signal: AbortSignal.timeout(5_000) })).destroy();

@@ -1,12 +1,12 @@
 import { type CallsDenied, isListed, type Refusal } from './connection-errors.ts';
 import type { ErrorContext, Explanation } from './failures.ts';
 
-const maxShown = 10;
+const maxShownExports = 10;
 
 function exportList({ exported }: Refusal): string {
   if (exported === undefined || exported.length === 0) return '';
-  const shown = exported.slice(0, maxShown).map(({ path }) => path);
-  return `; it exports ${shown.join(', ')}${exported.length > maxShown ? ' and others' : ''}`;
+  const shown = exported.slice(0, maxShownExports).map(({ path }) => path);
+  return `; it exports ${shown.join(', ')}${exported.length > maxShownExports ? ' and others' : ''}`;
 }
 
 /**
@@ -98,7 +98,7 @@ function permission({ location, uid }: ErrorContext): Explanation {
 }
 
 /** Explanations of the server's errors, by errno. */
-export const errnoExplanations: Readonly<Record<string, (about: ErrorContext) => Explanation>> = {
+export const errnoExplanations: Readonly<Record<string, (context: ErrorContext) => Explanation>> = {
   EACCES: permission,
   EPERM: permission,
   EROFS: ({ location }) => ({

@@ -20,9 +20,9 @@ export const hostNotFound = ({ host }: HostNotFound, { store, network }: ErrorCo
 
 /** The system's error code, and the port that it is about. */
 function systemError(cause: unknown): { readonly code: string; readonly port: string } | undefined {
-  for (const one of causesOf(cause)) {
-    const code = errnoOf(one);
-    if (code !== undefined) return { code, port: 'port' in one ? `port ${one.port}` : 'that port' };
+  for (const error of causesOf(cause)) {
+    const code = errnoOf(error);
+    if (code !== undefined) return { code, port: 'port' in error ? `port ${error.port}` : 'that port' };
   }
   return undefined;
 }
@@ -34,7 +34,7 @@ const noRoute = ({ server, store, network }: ErrorContext): Explanation => ({
   action: `${network === undefined ? "Connect this host to the server's network, or name the network that leads there (option network)" : `Connect the network ${network} to the server's`}; then: stowage store check ${store}`,
 });
 
-const refused = ({ server, store, network }: ErrorContext, port: string): Explanation => ({
+const connectionRefused = ({ server, store, network }: ErrorContext, port: string): Explanation => ({
   code: 'unavailable',
   reason: 'nfs-refused',
   why: `nothing listens on ${port} of ${server}${network === undefined ? '' : `, seen from ${network}`}`,
@@ -49,16 +49,16 @@ const sourcePort = ({ server }: ErrorContext, why: string): Explanation => ({
     'Use sourceport=privileged, which tries several; run Stowage as root or with CAP_NET_BIND_SERVICE; or leave the option out.',
 });
 
-const unreachables: Readonly<Record<string, (about: ErrorContext, port: string) => Explanation>> = {
-  ECONNREFUSED: refused,
+const explanationByErrno: Readonly<Record<string, (context: ErrorContext, port: string) => Explanation>> = {
+  ECONNREFUSED: connectionRefused,
   EHOSTUNREACH: noRoute,
   ENETUNREACH: noRoute,
   EHOSTDOWN: noRoute,
   ENETDOWN: noRoute,
-  ETIMEDOUT: (about) => timedOut(about, false),
-  EADDRNOTAVAIL: (about) => sourcePort(about, 'is still in use from an earlier connection'),
-  EADDRINUSE: (about) => sourcePort(about, 'is in use'),
-  EACCES: (about) => sourcePort(about, 'needs permission to bind it (CAP_NET_BIND_SERVICE)'),
+  ETIMEDOUT: (context) => timedOut(context, false),
+  EADDRNOTAVAIL: (context) => sourcePort(context, 'is still in use from an earlier connection'),
+  EADDRINUSE: (context) => sourcePort(context, 'is in use'),
+  EACCES: (context) => sourcePort(context, 'needs permission to bind it (CAP_NET_BIND_SERVICE)'),
 };
 
 const timedOut = ({ server, store }: ErrorContext, maybeDone: boolean): Explanation => ({
@@ -82,14 +82,14 @@ export const serverHangsUp = ({ server, store }: ErrorContext, maybeDone: boolea
   action: `Have the server's administrator add this host to the addresses it allows; if a load balancer answers there, have the server behind it started. Then: stowage store check ${store}`,
 });
 
-export const garbled = ({ server }: ErrorContext): Explanation => ({
+export const garbledReply = ({ server }: ErrorContext): Explanation => ({
   code: 'unavailable',
   reason: 'nfs-garbled',
   why: `the answers of ${server} are not NFS version 3`,
   action: "Check the port in the store's URI, and that the server speaks NFS version 3 over TCP.",
 });
 
-const closing: Explanation = {
+const storeClosing: Explanation = {
   code: 'unavailable',
   reason: 'store-closing',
   why: 'the store was closed',
@@ -104,31 +104,31 @@ const noService = ({ server }: ErrorContext): Explanation => ({
 });
 
 /** No connection was made in time. */
-const isLate = (cause: RpcError): boolean => causesOf(cause).some((one) => one instanceof DeadlineExceeded);
+const isConnectTimeout = (cause: RpcError): boolean => causesOf(cause).some((one) => one instanceof DeadlineExceeded);
 
-export function rpcFailed(cause: RpcError, about: ErrorContext, maybeDone = cause.maybeDone): Explanation {
+export function rpcFailed(cause: RpcError, context: ErrorContext, maybeDone = cause.maybeDone): Explanation {
   switch (cause.failure) {
     case 'unreachable': {
-      if (isLate(cause)) return timedOut(about, maybeDone);
+      if (isConnectTimeout(cause)) return timedOut(context, maybeDone);
       const { code = '', port = '' } = systemError(cause) ?? {};
-      return unreachables[code]?.(about, port) ?? connectionLost(about, maybeDone);
+      return explanationByErrno[code]?.(context, port) ?? connectionLost(context, maybeDone);
     }
     case 'lost':
-      return connectionLost(about, maybeDone);
+      return connectionLost(context, maybeDone);
     case 'deadline':
     case 'canceled':
-      return timedOut(about, maybeDone);
+      return timedOut(context, maybeDone);
     case 'denied':
-      return callsDenied(new CallsDenied(undefined, { cause }), about);
+      return callsDenied(new CallsDenied(undefined, { cause }), context);
     case 'unsupported':
     case 'no-procedure':
-      return noService(about);
+      return noService(context);
     case 'garbled':
-      return garbled(about);
+      return garbledReply(context);
     case 'tls':
-      return tlsFailed(cause, about);
+      return tlsFailed(cause, context);
     case 'closed':
-      return closing;
+      return storeClosing;
     default:
       return cause.failure satisfies never;
   }
@@ -148,14 +148,15 @@ const mountTimedOut = ({ server, store }: ErrorContext, { port }: MountServiceUn
   action: `Try again. If it persists, have the firewall in between opened for that port, or set the right one as mountport (on the server: rpcinfo -p | grep mountd); then: stowage store check ${store}`,
 });
 
-export function mountServiceUnreachable(cause: MountServiceUnreachable, about: ErrorContext): Explanation {
+export function mountServiceUnreachable(cause: MountServiceUnreachable, context: ErrorContext): Explanation {
   const { cause: inner } = cause;
-  if (!(inner instanceof RpcError)) return noMountService(about, cause);
+  if (!(inner instanceof RpcError)) return noMountService(context, cause);
   const code = systemError(inner)?.code;
   const isAbsent = inner.failure === 'unsupported' || inner.failure === 'no-procedure' || inner.failure === 'garbled';
-  if (isAbsent || code === 'ECONNREFUSED') return noMountService(about, cause);
-  if (inner.failure === 'deadline' || code === 'ETIMEDOUT' || isLate(inner)) return mountTimedOut(about, cause);
-  return rpcFailed(inner, about, false);
+  if (isAbsent || code === 'ECONNREFUSED') return noMountService(context, cause);
+  if (inner.failure === 'deadline' || code === 'ETIMEDOUT' || isConnectTimeout(inner))
+    return mountTimedOut(context, cause);
+  return rpcFailed(inner, context, false);
 }
 
 export const tlsFilesUnreadable = ({ path, cause }: TlsFilesUnreadable): Explanation => ({
@@ -180,8 +181,8 @@ const isAboutCertificate = (code: string): boolean =>
 
 // Cuts off the advice on running Node that Node adds after a semicolon.
 function tlsFailed(cause: RpcError, { server }: ErrorContext): Explanation {
-  const broken = causesOf(cause).find((one) => !(one instanceof RpcError));
-  if (broken === undefined) {
+  const tlsError = causesOf(cause).find((one) => !(one instanceof RpcError));
+  if (tlsError === undefined) {
     return {
       code: 'unsupported',
       reason: 'nfs-tls-not-offered',
@@ -190,11 +191,11 @@ function tlsFailed(cause: RpcError, { server }: ErrorContext): Explanation {
         "Have the server's administrator switch on RPC with TLS (RFC 9289); or leave out the option tls: then anyone on the network path can read and change the traffic.",
     };
   }
-  if (isAboutCertificate(errnoOf(broken) ?? '')) {
+  if (isAboutCertificate(errnoOf(tlsError) ?? '')) {
     return {
       code: 'denied',
       reason: 'nfs-tls-certificate',
-      why: `the certificate of ${server} is not trusted: ${broken.message.replace(/;.*$/s, '')}`,
+      why: `the certificate of ${server} is not trusted: ${tlsError.message.replace(/;.*$/s, '')}`,
       action:
         "Put the certificate of the CA that signed the server's certificate as ca.pem into the folder given as tls (or among those the system trusts, with tls=on); the server's must be for the name or address in the store's URI, and not expired.",
     };
@@ -202,7 +203,7 @@ function tlsFailed(cause: RpcError, { server }: ErrorContext): Explanation {
   return {
     code: 'unavailable',
     reason: 'nfs-tls',
-    why: `no encrypted connection to ${server} could be made: ${broken.message}`,
+    why: `no encrypted connection to ${server} could be made: ${tlsError.message}`,
     action: "Look at the server's log; try again. The server must offer TLS version 1.3.",
   };
 }

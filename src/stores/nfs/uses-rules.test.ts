@@ -27,7 +27,7 @@ import { presumedDeadMs } from '../file-store/store-root.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { newProcessMark } from './lock-marks.ts';
-import { maxHosts, maxTotalText, unreadHosts } from './use-record-reader.ts';
+import { maxHosts, maxTotalChars, unreadHosts } from './use-record-reader.ts';
 
 // What a use record permits and forbids, with one host at work. Two at once: uses-races.test.ts.
 
@@ -267,7 +267,7 @@ describe('a server that says that very many hosts use a volume', () => {
     });
     // Whom they have there is kept of the first.
     const told = seen.filter(({ node }) => node === 'somewhere').length;
-    expect(told).toBe(Math.floor(maxTotalText / 65_000));
+    expect(told).toBe(Math.floor(maxTotalChars / 65_000));
     expect(seen.filter(({ node, host }) => node === host)).toHaveLength(seen.length - 1 - told);
   });
 

@@ -22,7 +22,7 @@ import type { FileStore } from '../file-store/verbs.ts';
 import { type Connect, createConnect } from './connect.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { parseOptions } from './options.ts';
-import { staleMs } from './use-record-reader.ts';
+import { staleAfterMs } from './use-record-reader.ts';
 
 interface Served {
   readonly uri: string;
@@ -113,7 +113,7 @@ function contract(serve: () => Promise<Served>): void {
     await uses.put(volume, use('h1'), scope);
     const [{ renewedAt = 0 } = {}] = await uses.list(id, scope);
     expect(Math.abs(renewedAt - Date.now())).toBeLessThan(60_000);
-    await age(served, id, 'h1', staleMs - 60_000);
+    await age(served, id, 'h1', staleAfterMs - 60_000);
     expect(await uses.list(id, scope)).toMatchObject([{ host: 'h1', stale: false }]);
     await age(served, id, 'h1', 61_000 + 5_000);
     expect(await uses.list(id, scope)).toMatchObject([{ host: 'h1', node: 'node of h1', stale: true }]);
@@ -332,7 +332,7 @@ describe('core', () => {
     });
     expectError(await refusal(deletions.delete(id, undefined, aCall())), inUse('', 'deleted'));
     expectError(await refusal(volumes.rename(id, 'pictures', undefined, aCall())), inUse('', 'renamed'));
-    await age(served, id, 'host-b', staleMs + 5_000);
+    await age(served, id, 'host-b', staleAfterMs + 5_000);
     const silent = ', silent since \\d{4}-\\d\\d-\\d\\dT[0-9:.]+Z';
     expectError(await refusal(deletions.delete(id, undefined, aCall())), inUse(silent, 'deleted'));
     expect(readdirSync(own.directory).sort()).toEqual(['.stowage', 'photos', 'photos.meta']);

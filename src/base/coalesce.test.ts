@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { coalesced } from './coalesced.ts';
+import { coalesce } from './coalesce.ts';
 
 /** Work that ends when the test says so. */
 function controlled(): { readonly work: () => Promise<void>; readonly runs: PromiseWithResolvers<void>[] } {
@@ -17,7 +17,7 @@ const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve)
 describe('coalesced work', () => {
   test('calls during a run share the next run, which starts after them', async () => {
     const { work, runs } = controlled();
-    const ask = coalesced(work);
+    const ask = coalesce(work);
     const ended: string[] = [];
     const asked = ['a', 'b', 'c'].map((who) => ask().then(() => ended.push(who)));
     expect(runs.length).toBe(1);
@@ -37,7 +37,7 @@ describe('coalesced work', () => {
 
   test('a failure reaches the callers that share the run, and no others', async () => {
     const { work, runs } = controlled();
-    const ask = coalesced(work);
+    const ask = coalesce(work);
     const results = Promise.allSettled([ask(), ask()]);
     runs[0]?.reject(new Error('disk'));
     await turn();
