@@ -2,7 +2,7 @@ import { describe, expect, test } from 'vitest';
 import { coalesce } from './coalesce.ts';
 
 /** Work that ends when the test says so. */
-function controlled(): { readonly work: () => Promise<void>; readonly runs: PromiseWithResolvers<void>[] } {
+function controlledWork(): { readonly work: () => Promise<void>; readonly runs: PromiseWithResolvers<void>[] } {
   const runs: PromiseWithResolvers<void>[] = [];
   const work = (): Promise<void> => {
     const run = Promise.withResolvers<void>();
@@ -12,39 +12,39 @@ function controlled(): { readonly work: () => Promise<void>; readonly runs: Prom
   return { work, runs };
 }
 
-const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
+const nextTurn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
 describe('coalesced work', () => {
   test('calls during a run share the next run, which starts after them', async () => {
-    const { work, runs } = controlled();
-    const ask = coalesce(work);
+    const { work, runs } = controlledWork();
+    const run = coalesce(work);
     const ended: string[] = [];
-    const asked = ['a', 'b', 'c'].map((who) => ask().then(() => ended.push(who)));
+    const calls = ['a', 'b', 'c'].map((who) => run().then(() => ended.push(who)));
     expect(runs.length).toBe(1);
     runs[0]?.resolve();
-    await turn();
+    await nextTurn();
     expect(ended).toEqual(['a']);
     expect(runs.length).toBe(2);
-    asked.push(ask().then(() => ended.push('d')));
+    calls.push(run().then(() => ended.push('d')));
     runs[1]?.resolve();
-    await turn();
+    await nextTurn();
     expect(ended).toEqual(['a', 'b', 'c']);
     expect(runs.length).toBe(3);
     runs[2]?.resolve();
-    await Promise.all(asked);
+    await Promise.all(calls);
     expect(ended).toEqual(['a', 'b', 'c', 'd']);
   });
 
   test('a failure reaches the callers that share the run, and no others', async () => {
-    const { work, runs } = controlled();
-    const ask = coalesce(work);
-    const results = Promise.allSettled([ask(), ask()]);
+    const { work, runs } = controlledWork();
+    const run = coalesce(work);
+    const results = Promise.allSettled([run(), run()]);
     runs[0]?.reject(new Error('disk'));
-    await turn();
+    await nextTurn();
     runs[1]?.resolve();
     expect((await results).map(({ status }) => status)).toEqual(['rejected', 'fulfilled']);
-    const later = ask();
+    const nextCall = run();
     runs[2]?.resolve();
-    await later;
+    await nextCall;
   });
 });

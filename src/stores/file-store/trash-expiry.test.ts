@@ -6,12 +6,12 @@ const hour = 3_600_000;
 const day = 24 * hour;
 const week = 7 * day;
 
-const entry = (more: Partial<Expiry> = {}): Expiry => ({
+const entry = (overrides: Partial<Expiry> = {}): Expiry => ({
   expiresAt: 100 * day,
   retention: 2 * day,
   owner: 'owner',
   seen: { by: 'owner', at: 10 * day },
-  ...more,
+  ...overrides,
 });
 const owner = (more: Partial<Observer> = {}): Observer => ({
   instance: 'owner',
@@ -64,22 +64,31 @@ describe('another host', () => {
   });
 
   const overdue = 100 * day + hour;
-  const followed = entry({ successor: { by: 'other', at: 12 * day, since: overdue } });
+  const entryWithSuccessor = entry({ successor: { by: 'other', at: 12 * day, since: overdue } });
 
   test('becomes the successor of an owner that did not come back, and waits for the retention and a week', () => {
-    expect(decideExpiry(entry(), other({ serverNow: overdue }))).toEqual({ verdict: 'record', expiry: followed });
-    const late = { observed: 12 * day + 9 * day, serverNow: 107 * day };
-    expect(decideExpiry(followed, other(late))).toEqual({ verdict: 'purge' });
-    expect(decideExpiry(followed, other({ ...late, observed: late.observed - 1 }))).toEqual({ verdict: 'keep' });
-    expect(decideExpiry(followed, other({ ...late, serverNow: late.serverNow - 1 }))).toEqual({ verdict: 'keep' });
-    expect(decideExpiry(followed, owner({ observed: 12 * day, serverNow: overdue }))).toEqual({ verdict: 'purge' });
+    expect(decideExpiry(entry(), other({ serverNow: overdue }))).toEqual({
+      verdict: 'record',
+      expiry: entryWithSuccessor,
+    });
+    const overdueHost = { observed: 12 * day + 9 * day, serverNow: 107 * day };
+    expect(decideExpiry(entryWithSuccessor, other(overdueHost))).toEqual({ verdict: 'purge' });
+    expect(decideExpiry(entryWithSuccessor, other({ ...overdueHost, observed: overdueHost.observed - 1 }))).toEqual({
+      verdict: 'keep',
+    });
+    expect(decideExpiry(entryWithSuccessor, other({ ...overdueHost, serverNow: overdueHost.serverNow - 1 }))).toEqual({
+      verdict: 'keep',
+    });
+    expect(decideExpiry(entryWithSuccessor, owner({ observed: 12 * day, serverNow: overdue }))).toEqual({
+      verdict: 'purge',
+    });
   });
 
   test.each([
     ['long after that one should have purged the entry', overdue + 18 * day + 1],
     ['where that one wrote down a time far in the future', overdue - 18 * day - 1],
   ])('replaces a successor that does not purge: %s', (_when, serverNow) => {
-    const expired = { ...followed, expiresAt: 50 * day };
+    const expired = { ...entryWithSuccessor, expiresAt: 50 * day };
     const third = { ...other({ serverNow }), instance: 'third' };
     const successor = { by: 'third', at: 12 * day, since: serverNow };
     expect(decideExpiry(expired, third)).toEqual({ verdict: 'record', expiry: { ...expired, successor } });
@@ -93,31 +102,31 @@ test('no host purges an entry before its retention is over, whatever the clocks 
   const instance = fc.constantFrom('owner', 'other', 'third');
   // The host runs for all of that time, for a part of it, or loses its count.
   const running = fc.oneof(fc.constant(1), fc.double({ min: 0, max: 1, noNaN: true }), fc.constant(undefined));
-  const look = fc.record({ instance, running, passed: fc.nat({ max: 40 * day }), serverNow: time });
+  const observation = fc.record({ instance, running, passed: fc.nat({ max: 40 * day }), serverNow: time });
   const setting = fc.record({ serverNow: time, retention: fc.nat({ max: 20 * day }), isShared: fc.boolean() });
   const counts = fc.record({ owner: time, other: time, third: time });
   fc.assert(
     fc.property(
       setting,
       counts,
-      fc.array(look, { maxLength: 40 }),
-      ({ serverNow, retention, isShared }, begin, looks) => {
-        const observed: Record<string, number> = { ...begin };
-        const lasted = new Map<string, number>();
-        const seen = { by: 'owner', at: begin.owner };
+      fc.array(observation, { maxLength: 40 }),
+      ({ serverNow, retention, isShared }, initialCounts, observations) => {
+        const observed: Record<string, number> = { ...initialCounts };
+        const lastSeenAge = new Map<string, number>();
+        const seen = { by: 'owner', at: initialCounts.owner };
         let expiry: Expiry = { expiresAt: serverNow + retention, retention, owner: 'owner', seen };
         let age = 0;
-        for (const each of looks) {
-          age += each.passed;
-          const since = age - (lasted.get(each.instance) ?? 0);
-          lasted.set(each.instance, age);
-          const before = observed[each.instance] ?? 0;
-          const now = each.running === undefined ? 0 : before + Math.floor(each.running * since);
-          observed[each.instance] = now;
-          const decided = decideExpiry(expiry, { ...each, isShared, observed: now });
-          if (decided.verdict === 'record') expiry = decided.expiry;
-          if (decided.verdict !== 'purge') continue;
-          const isOwner = !isShared || each.instance === 'owner';
+        for (const step of observations) {
+          age += step.passed;
+          const since = age - (lastSeenAge.get(step.instance) ?? 0);
+          lastSeenAge.set(step.instance, age);
+          const before = observed[step.instance] ?? 0;
+          const count = step.running === undefined ? 0 : before + Math.floor(step.running * since);
+          observed[step.instance] = count;
+          const decision = decideExpiry(expiry, { ...step, isShared, observed: count });
+          if (decision.verdict === 'record') expiry = decision.expiry;
+          if (decision.verdict !== 'purge') continue;
+          const isOwner = !isShared || step.instance === 'owner';
           expect(age).toBeGreaterThanOrEqual(isOwner ? retention : takeOverWaitMs(retention));
           return;
         }

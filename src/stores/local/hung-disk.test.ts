@@ -24,15 +24,15 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a disk that do
     onTestFinished(async () => void (await thaw()));
     // One for each of the two stores that are being opened there, and one for everything else.
     const threads = `${maxFileCalls + 3}`;
-    const working = run(
+    const child = run(
       process.execPath,
       ['--disable-warning=ExperimentalWarning', program, disk, join(ground.folder, 'fine')],
       {
         env: { ...process.env, UV_THREADPOOL_SIZE: threads },
       },
     );
-    const late = setTimeout(() => void thaw(), 30_000);
-    const { stdout } = await working.finally(() => clearTimeout(late));
+    const thawTimer = setTimeout(() => void thaw(), 30_000);
+    const { stdout } = await child.finally(() => clearTimeout(thawTimer));
     const { whileFrozen, afterwards } = JSON.parse(stdout);
     expect(whileFrozen).toEqual({
       namesBesideReclaim: 'done',

@@ -16,10 +16,10 @@ import type { FileStore } from '../file-store/verbs.ts';
 import { createLocalStoreKind } from './kind.ts';
 
 let root: string;
-const opened: FileStore[] = [];
+const openStores: FileStore[] = [];
 const open = async (...args: Parameters<typeof openLocal>): Promise<FileStore> => {
   const store = await openLocal(...args);
-  opened.push(store);
+  openStores.push(store);
   return store;
 };
 
@@ -27,19 +27,19 @@ beforeEach(async () => {
   root = await mkdtemp(join(tmpdir(), 'stowage-open-'));
 });
 afterEach(async () => {
-  for (const store of opened.splice(0)) await store.close();
+  for (const store of openStores.splice(0)) await store.close();
   await rm(root, { recursive: true, force: true });
 });
 
 async function makeVolume(store: FileStore, name: string): Promise<void> {
-  const about = {
+  const spec = {
     id: newVolumeId(),
     name: volumeName(name),
     bytes: undefined,
     access: 'filesystem',
     labels: {},
   } as const;
-  await store.create({ ...about, requestId: 'r', createdAt: 0, instance: 'instance-1' }, scope);
+  await store.create({ ...spec, requestId: 'r', createdAt: 0, instance: 'instance-1' }, scope);
 }
 
 async function refusal(work: Promise<unknown>): Promise<StowageError> {
@@ -52,13 +52,13 @@ async function refusal(work: Promise<unknown>): Promise<StowageError> {
 }
 
 /** Runs in a process of its own: opens the store and prints what came of it; with 'hold' it stays. */
-function opener(at: string, then: 'hold' | 'end', options = '{}'): string[] {
+function openerCommand(storePath: string, then: 'hold' | 'end', options = '{}'): string[] {
   const kind = pathToFileURL(join(import.meta.dirname, 'kind.ts')).href;
   const code = `
     const { createLocalStoreKind } = await import(${JSON.stringify(kind)});
     const log = { debug() {}, info() {}, warn() {}, error() {}, with() { return log } };
     const policy = { onDelete: 'delete', retention: 0, readOnly: false };
-    const config = { name: 'other', uri: 'local://' + ${JSON.stringify(at)}, origin: 'api', policy, options: ${options} };
+    const config = { name: 'other', uri: 'local://' + ${JSON.stringify(storePath)}, origin: 'api', policy, options: ${options} };
     const scope = { signal: new AbortController().signal, log };
     try {
       await createLocalStoreKind().open(config, policy, { instance: 'instance-2', node: 'node-2' }, scope);
@@ -70,15 +70,15 @@ function opener(at: string, then: 'hold' | 'end', options = '{}'): string[] {
   return [process.execPath, '--disable-warning=ExperimentalWarning', '--input-type=module', '-e', code];
 }
 
-function elsewhere(at: string): unknown {
-  const [file = '', ...args] = opener(at, 'end');
+function openInOtherProcess(storePath: string): unknown {
+  const [file = '', ...args] = openerCommand(storePath, 'end');
   return JSON.parse(spawnSync(file, args, { encoding: 'utf8' }).stdout);
 }
 
 describe('a store in use', () => {
   test('is refused to another process, with the holder in the error', async () => {
     await open(root);
-    expect(elsewhere(root)).toEqual({
+    expect(openInOtherProcess(root)).toEqual({
       code: 'conflict',
       reason: 'store-locked',
       message: `the store in ${root} is in use by Stowage instance instance-1 (process ${process.pid} on node-1)`,
@@ -92,7 +92,7 @@ describe('a store in use', () => {
     try {
       expect((await refusal(open(`${root}-link`))).reason).toBe('store-locked');
       // The refused attempt must not have dropped the lock: closing any descriptor of it would, were it a bare one.
-      expect(elsewhere(root)).toMatchObject({ reason: 'store-locked' });
+      expect(openInOtherProcess(root)).toMatchObject({ reason: 'store-locked' });
     } finally {
       await rm(`${root}-link`);
     }
@@ -105,7 +105,7 @@ describe('a store in use', () => {
   });
 
   test('is free again when its holder is killed', async () => {
-    const [file = '', ...args] = opener(root, 'hold');
+    const [file = '', ...args] = openerCommand(root, 'hold');
     const holder = spawn(file, args, { stdio: ['ignore', 'pipe', 'inherit'] });
     const ended = once(holder, 'exit');
     try {
@@ -209,14 +209,14 @@ describe('the root directory', () => {
 
 describe('the root directory of a known store', () => {
   const storeFile = (): string => join(root, '.stowage', 'store.json');
-  const known = async (): Promise<string | undefined> => {
+  const createKnownStore = async (): Promise<string | undefined> => {
     const store = await openLocal(root);
     await store.close();
     return store.identity;
   };
 
   test('is opened, and has its id', async () => {
-    const identity = await known();
+    const identity = await createKnownStore();
     expect(identity).toMatch(/^[0-9a-f-]{36}$/);
     expect((await open(root, { identity })).identity).toBe(identity);
     expect((await open(root, { identity, readOnly: true })).identity).toBe(identity);
@@ -247,7 +247,7 @@ describe('the root directory of a known store', () => {
   });
 
   test.each([false, true])('is refused if it has another store (readOnly %j)', async (readOnly) => {
-    const identity = await known();
+    const identity = await createKnownStore();
     await rm(join(root, '.stowage', 'owner.json'));
     const error = await refusal(open(root, { identity: 'before', readOnly }));
     expect([error.code, error.reason, error.message]).toEqual([
@@ -259,7 +259,7 @@ describe('the root directory of a known store', () => {
   });
 
   test('is opened when it has no identity, and gets one', async () => {
-    await known();
+    await createKnownStore();
     await writeFile(storeFile(), '{"version":0,"layout":"directory"}');
     const { identity } = await open(root, { identity: 'before' });
     expect(JSON.parse(await readFile(storeFile(), 'utf8'))).toEqual({
@@ -401,7 +401,7 @@ describe('options', () => {
     'an ordinary user cannot give volumes to others, and gets an error at once',
     async () => {
       await chmod(root, 0o777);
-      const [file, args] = asOrdinaryUser(opener(root, 'end', '{"uid":"0"}'));
+      const [file, args] = asOrdinaryUser(openerCommand(root, 'end', '{"uid":"0"}'));
       expect(JSON.parse(spawnSync(file, [...args], { encoding: 'utf8' }).stdout)).toEqual({
         code: 'denied',
         reason: 'owner-denied',
@@ -415,7 +415,7 @@ describe('options', () => {
     'an ordinary user cannot open a store in a directory of another user',
     async () => {
       await chmod(root, 0o755);
-      const [file, args] = asOrdinaryUser(opener(root, 'end'));
+      const [file, args] = asOrdinaryUser(openerCommand(root, 'end'));
       expect(JSON.parse(spawnSync(file, [...args], { encoding: 'utf8' }).stdout)).toMatchObject({
         code: 'denied',
         reason: 'store-permission',
@@ -463,7 +463,7 @@ describe.skipIf(needs('root', 'mount'))('on an overlay', () => {
       expect(await readFile(join(at('merged'), 'a', 'file'), 'utf8')).toBe('x');
     } finally {
       // An open store would keep the mount.
-      for (const store of opened.splice(0)) await store.close();
+      for (const store of openStores.splice(0)) await store.close();
       for (const name of ['merged', 'disk']) spawnSync('umount', [at(name)]);
     }
   });

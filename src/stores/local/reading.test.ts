@@ -32,26 +32,26 @@ test.each(['usage', 'source'] as const)(
       make: await createDirectoryMaker(options, storeRoot, false),
       source: (path) => ({ kind: 'directory', node: context.node, path }),
     });
-    const parts = createVerbContext(storeRoot, layout, clock);
+    const verbContext = createVerbContext(storeRoot, layout, clock);
     const spec = { id: newVolumeId(), name: volumeName('a'), bytes: undefined, access: 'filesystem' } as const;
-    const made = await createCreate(parts)(
+    const made = await createCreate(verbContext)(
       { ...spec, labels: {}, requestId: 'r', createdAt: 0, instance: 'instance-1' },
       scope,
     );
-    const reading = createReadVerbs(parts);
-    let looked: Promise<unknown> = Promise.resolve();
+    const readVerbs = createReadVerbs(verbContext);
+    let readResult: Promise<unknown> = Promise.resolve();
     // As the trash does it: the intent, the data, then the record.
-    await parts.runVerb('moving', [made.name], scope, async () => {
+    await verbContext.runVerb('moving', [made.name], scope, async () => {
       const { store: _store, ...meta } = made;
       await storeRoot.replaceRecord(storeRoot.metaPath('a'), { ...meta, deletedAt: 1 });
       await mkdir(storeRoot.ownPath('trash', made.id));
       await rename(join(root, 'a'), storeRoot.ownPath('trash', made.id, 'data'));
-      looked = reading[verb](made, scope).catch((cause: unknown) => cause);
+      readResult = readVerbs[verb](made, scope).catch((cause: unknown) => cause);
       // Without the wait for the name it would be done by then; with it, only the clock ends this.
-      await Promise.race([looked, clock.sleep(100, scope.signal)]);
+      await Promise.race([readResult, clock.sleep(100, scope.signal)]);
       expect(await readdir(root)).toEqual(['.stowage', 'a.meta']);
       await rename(storeRoot.metaPath('a'), storeRoot.ownPath('trash', made.id, 'meta'));
     });
-    expect(await looked).toMatchObject({ code: 'not-found', reason: 'volume-unknown' });
+    expect(await readResult).toMatchObject({ code: 'not-found', reason: 'volume-unknown' });
   },
 );

@@ -18,8 +18,8 @@ describe('directories that other provisioners made', () => {
     await mkdir(join(folder, name), { mode: 0o777 });
     await writeFile(join(folder, name, 'row'), '1');
     expect(await store.adoption.adoptable(scope)).toEqual([{ name }]);
-    const made = await store.adoption.adopt(volumeName(name), spec(name), scope);
-    expect(await store.get(made.name, scope)).toEqual({ volume: made, condition: 'ok' });
+    const adopted = await store.adoption.adopt(volumeName(name), spec(name), scope);
+    expect(await store.get(adopted.name, scope)).toEqual({ volume: adopted, condition: 'ok' });
     expect(await readFile(join(folder, name, 'row'), 'utf8')).toBe('1');
   });
 
@@ -31,16 +31,16 @@ describe('directories that other provisioners made', () => {
     await writeFile(join(folder, 'web', 'db', 'row'), '1');
     const names = async () => (await store.adoption.adoptable(scope)).map(({ name }) => name).sort();
     expect(await names()).toEqual(['cache', 'db']);
-    const made = await store.adoption.adopt(volumeName('db'), spec('db', { tier: 'gold' }), scope);
-    expect(made.labels).toEqual({ namespace: 'web', tier: 'gold' });
-    expect(await store.source(made, scope)).toMatchObject({ path: '/export/web/db' });
+    const adopted = await store.adoption.adopt(volumeName('db'), spec('db', { tier: 'gold' }), scope);
+    expect(adopted.labels).toEqual({ namespace: 'web', tier: 'gold' });
+    expect(await store.source(adopted, scope)).toMatchObject({ path: '/export/web/db' });
     expect(await readFile(join(folder, 'web', 'db', 'row'), 'utf8')).toBe('1');
     // The folder is no volume, and what is in the volume is none either.
     await mkdir(join(folder, 'web', 'db', 'inner'));
     expect(await names()).toEqual(['cache']);
     const fresh = await store.create({ ...spec('new', { namespace: 'web' }) }, scope);
     expect(await store.source(fresh, scope)).toMatchObject({ path: '/export/web/new' });
-    await store.delete(made, scope);
+    await store.delete(adopted, scope);
     await store.housekeeping.reclaim(scope);
     expect((await readdir(join(folder, 'web'))).sort()).toEqual(['.stowage-folder', 'bad name', 'cache', 'new']);
   });

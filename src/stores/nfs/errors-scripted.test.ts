@@ -60,14 +60,14 @@ describe('errors that only a scripted server gives', () => {
     ['EACCES', 'unavailable', 'nfs-source-port'],
     ['ETIMEDOUT', 'deadline', 'nfs-timeout'],
     ['ECONNRESET', 'unavailable', 'nfs-connection-lost'],
-  ])('%s while connecting is not reported as a missing permission', async (code, told, reason) => {
+  ])('%s while connecting is not reported as a missing permission', async (code, expectedCode, reason) => {
     const system = Object.assign(new Error(code), { code });
     const cause = new RpcError('outer', {
       failure: 'unreachable',
       cause: new RpcError('inner', { failure: 'unreachable', cause: system }),
     });
     const kind = createNfsStoreKind(undefined, () => Promise.reject(cause));
-    expect(await refusal(openNfs({ uri: 'nfs://nowhere/export', kind }))).toMatchObject({ code: told, reason });
+    expect(await refusal(openNfs({ uri: 'nfs://nowhere/export', kind }))).toMatchObject({ code: expectedCode, reason });
   });
 
   test('calls that the server denies in every way are reported as rejected credentials', async () => {

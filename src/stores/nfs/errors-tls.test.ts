@@ -13,29 +13,29 @@ import type { FileStore } from '../file-store/verbs.ts';
 
 describe.skipIf(needs('openssl'))('RPC with TLS', () => {
   let folder: string;
-  const at = (...names: readonly string[]): string => join(folder, ...names);
-  const read = (name: string): Buffer => readFileSync(at(name));
+  const pathIn = (...names: readonly string[]): string => join(folder, ...names);
+  const read = (name: string): Buffer => readFileSync(pathIn(name));
 
-  function certificate(name: string, address: string): void {
-    const how = ['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-days', '2'];
+  function createCertificate(name: string, address: string): void {
+    const keyOptions = ['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-days', '2'];
     const subject = ['-subj', `/CN=${name}`, '-addext', `subjectAltName=IP:${address}`];
-    const files = ['-keyout', at(`${name}.key`), '-out', at(`${name}.pem`)];
-    execFileSync('openssl', [...how, ...subject, ...files], { stdio: 'pipe' });
+    const files = ['-keyout', pathIn(`${name}.key`), '-out', pathIn(`${name}.pem`)];
+    execFileSync('openssl', [...keyOptions, ...subject, ...files], { stdio: 'pipe' });
   }
 
   /** As the option `tls` wants it. */
-  function trusting(name: string, files: Readonly<Record<string, string>>): string {
-    mkdirSync(at(name));
-    for (const [to, from] of Object.entries(files)) copyFileSync(at(from), at(name, to));
-    return at(name);
+  function createTlsFolder(name: string, files: Readonly<Record<string, string>>): string {
+    mkdirSync(pathIn(name));
+    for (const [to, from] of Object.entries(files)) copyFileSync(pathIn(from), pathIn(name, to));
+    return pathIn(name);
   }
 
   beforeAll(() => {
     folder = mkdtempSync(join(tmpdir(), 'stowage-nfs-tls-'));
-    certificate('server', '127.0.0.1');
-    certificate('elsewhere', '127.0.0.2');
-    certificate('stranger', '127.0.0.1');
-    certificate('client', '127.0.0.1');
+    createCertificate('server', '127.0.0.1');
+    createCertificate('elsewhere', '127.0.0.2');
+    createCertificate('stranger', '127.0.0.1');
+    createCertificate('client', '127.0.0.1');
   });
   afterAll(() => rmSync(folder, { recursive: true }));
 
@@ -65,7 +65,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
       message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 accepts calls only over encrypted connections$/,
       action: /^Give the store tls=on, or tls=FOLDER with the CA of the server's certificate as ca\.pem/,
     });
-    const store = await open(own, { tls: trusting('good', { 'ca.pem': 'server.pem' }) });
+    const store = await open(own, { tls: createTlsFolder('good', { 'ca.pem': 'server.pem' }) });
     expect(await store.names(scope)).toEqual([]);
   });
 
@@ -81,7 +81,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
 
   test('reports a certificate that another CA signed', async () => {
     const own = await serve('server');
-    const error = await refusal(open(own, { tls: trusting('wrong', { 'ca.pem': 'stranger.pem' }) }));
+    const error = await refusal(open(own, { tls: createTlsFolder('wrong', { 'ca.pem': 'stranger.pem' }) }));
     expectError(error, {
       code: 'denied',
       reason: 'nfs-tls-certificate',
@@ -96,7 +96,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
 
   test('reports a server that supports only older TLS versions', async () => {
     const own = await serve('server', { maxVersion: 'TLSv1.2' });
-    expectError(await refusal(open(own, { tls: trusting('older', { 'ca.pem': 'server.pem' }) })), {
+    expectError(await refusal(open(own, { tls: createTlsFolder('older', { 'ca.pem': 'server.pem' }) })), {
       code: 'unavailable',
       reason: 'nfs-tls',
       message: /no encrypted connection to 127\.0\.0\.1 could be made: /,
@@ -106,7 +106,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
 
   test('reports a certificate of another server', async () => {
     const own = await serve('elsewhere');
-    const error = await refusal(open(own, { tls: trusting('other', { 'ca.pem': 'elsewhere.pem' }) }));
+    const error = await refusal(open(own, { tls: createTlsFolder('other', { 'ca.pem': 'elsewhere.pem' }) }));
     expectError(error, {
       code: 'denied',
       reason: 'nfs-tls-certificate',
@@ -117,7 +117,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
 
   test('reports that a client certificate is missing or unknown, and works with the right one', async () => {
     const own = await serve('server', { ca: read('client.pem'), requestCert: true, rejectUnauthorized: true });
-    const wanted = {
+    const expected = {
       code: 'denied',
       reason: 'nfs-tls-client-certificate',
       message:
@@ -126,13 +126,16 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
         /^Put a certificate that the server's administrator signed.* as client\.pem with its client\.key into the folder/,
     };
     const timeout = '600ms';
-    expectError(await refusal(open(own, { timeout, tls: trusting('none', { 'ca.pem': 'server.pem' }) })), wanted);
-    const unknown = { 'ca.pem': 'server.pem', 'client.pem': 'stranger.pem', 'client.key': 'stranger.key' };
-    const error = await refusal(open(own, { timeout, tls: trusting('unknown', unknown) }));
-    expectError(error, wanted);
+    expectError(
+      await refusal(open(own, { timeout, tls: createTlsFolder('none', { 'ca.pem': 'server.pem' }) })),
+      expected,
+    );
+    const unknownCertificate = { 'ca.pem': 'server.pem', 'client.pem': 'stranger.pem', 'client.key': 'stranger.key' };
+    const error = await refusal(open(own, { timeout, tls: createTlsFolder('unknown', unknownCertificate) }));
+    expectError(error, expected);
     expectNoSecret(error);
-    const right = { 'ca.pem': 'server.pem', 'client.pem': 'client.pem', 'client.key': 'client.key' };
-    const store = await open(own, { tls: trusting('right', right) });
+    const rightCertificate = { 'ca.pem': 'server.pem', 'client.pem': 'client.pem', 'client.key': 'client.key' };
+    const store = await open(own, { tls: createTlsFolder('right', rightCertificate) });
     expect(await store.names(scope)).toEqual([]);
   });
 
@@ -141,7 +144,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     ['a certificate without its key', { 'client.pem': 'client.pem' }, 'client.key'],
     ['a key without its certificate', { 'ca.pem': 'server.pem', 'client.key': 'client.key' }, 'client.pem'],
   ])('%s', async (title, files, missing) => {
-    const tls = trusting(title, files);
+    const tls = createTlsFolder(title, files);
     expectError(await refusal(openNfs({ uri: 'nfs://127.0.0.1/export', options: { tls } })), {
       code: 'invalid',
       reason: 'nfs-tls-files',
@@ -152,29 +155,31 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
   });
 
   test('reports invalid TLS files', async () => {
-    const broken = '-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n';
-    const complete = { 'ca.pem': 'server.pem', 'client.pem': 'client.pem', 'client.key': 'client.key' };
-    const unfit = async (name: string, change: (tls: string) => void): Promise<string> => {
-      const tls = trusting(`unfit ${name}`, complete);
+    const invalidPem = '-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n';
+    const allFiles = { 'ca.pem': 'server.pem', 'client.pem': 'client.pem', 'client.key': 'client.key' };
+    const messageWithInvalidFile = async (name: string, change: (tls: string) => void): Promise<string> => {
+      const tls = createTlsFolder(`unfit ${name}`, allFiles);
       change(tls);
       const error = await refusal(openNfs({ uri: 'nfs://127.0.0.1/export', options: { tls } }));
       expect(error).toMatchObject({ code: 'invalid', reason: 'nfs-tls-files' });
       expectNoSecret(error);
       return error.message.replace(tls, 'FOLDER').replace(/^.*failed: /, '');
     };
-    expect(await unfit('key', (tls) => writeFileSync(join(tls, 'client.key'), broken))).toMatch(
+    expect(await messageWithInvalidFile('key', (tls) => writeFileSync(join(tls, 'client.key'), invalidPem))).toMatch(
       /^the file FOLDER\/client\.key cannot be used \(ERR_OSSL_\w+\)$/,
     );
-    expect(await unfit('pair', (tls) => copyFileSync(at('stranger.key'), join(tls, 'client.key')))).toBe(
-      'the file FOLDER/client.key cannot be used (ERR_OSSL_X509_KEY_VALUES_MISMATCH)',
-    );
-    expect(await unfit('ca', (tls) => writeFileSync(join(tls, 'ca.pem'), broken))).toMatch(
+    expect(
+      await messageWithInvalidFile('pair', (tls) => copyFileSync(pathIn('stranger.key'), join(tls, 'client.key'))),
+    ).toBe('the file FOLDER/client.key cannot be used (ERR_OSSL_X509_KEY_VALUES_MISMATCH)');
+    expect(await messageWithInvalidFile('ca', (tls) => writeFileSync(join(tls, 'ca.pem'), invalidPem))).toMatch(
       /^the file FOLDER\/ca\.pem cannot be used \(ERR_OSSL_\w+\)$/,
     );
-    const folder = (tls: string): void => {
+    const replaceByFolder = (tls: string): void => {
       rmSync(join(tls, 'client.pem'));
       mkdirSync(join(tls, 'client.pem'));
     };
-    expect(await unfit('folder', folder)).toBe('the file FOLDER/client.pem cannot be used (EISDIR)');
+    expect(await messageWithInvalidFile('folder', replaceByFolder)).toBe(
+      'the file FOLDER/client.pem cannot be used (EISDIR)',
+    );
   });
 });

@@ -21,14 +21,14 @@ async function open(uri: string, options: Options, readOnly = false): Promise<Fi
   return store;
 }
 
-async function listening(server: Server): Promise<string> {
+async function listenOnFreePort(server: Server): Promise<string> {
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
   onTestFinished(() => void server.close());
   return `${(server.address() as AddressInfo).port}`;
 }
 
 /** In a process of its own, whose network has no routes. */
-const openElsewhere = `
+const openWithoutRoutes = `
   import { createNfsStoreKind } from '#stores/nfs/kind.ts';
   import { silentLog } from '#base/log.ts';
   const config = { name: 'test', uri: process.argv[1], origin: 'api', policy: {}, options: {} };
@@ -52,7 +52,7 @@ describe('a server that cannot be reached', () => {
 
   test('is reported if nothing listens on its port', async () => {
     const server = createServer();
-    const port = await listening(server);
+    const port = await listenOnFreePort(server);
     await new Promise((resolve) => server.close(resolve));
     const error = await refusal(open('nfs://127.0.0.1/export', { port, retries: '0' }));
     expectError(error, {
@@ -64,8 +64,8 @@ describe('a server that cannot be reached', () => {
   });
 
   test.skipIf(needs('linux', 'root'))('is reported if there is no route', async () => {
-    const how = ['--disable-warning=ExperimentalWarning', '--input-type=module', '--eval', openElsewhere];
-    const args = ['--net', process.execPath, ...how, 'nfs://198.18.0.1/export'];
+    const nodeFlags = ['--disable-warning=ExperimentalWarning', '--input-type=module', '--eval', openWithoutRoutes];
+    const args = ['--net', process.execPath, ...nodeFlags, 'nfs://198.18.0.1/export'];
     const { stdout } = await promisify(execFile)('unshare', args, { timeout: 20_000, cwd: repository });
     expectError(JSON.parse(stdout), {
       code: 'unavailable',
@@ -76,7 +76,7 @@ describe('a server that cannot be reached', () => {
   });
 
   test('is reported if it accepts connections and does not answer', async () => {
-    const port = await listening(createServer((socket) => void socket.on('error', () => undefined)));
+    const port = await listenOnFreePort(createServer((socket) => void socket.on('error', () => undefined)));
     const error = await refusal(open('nfs://127.0.0.1/export', { port, timeout: '300ms' }));
     expectError(error, {
       code: 'deadline',
@@ -102,7 +102,7 @@ describe('a server that cannot be reached', () => {
     const http = createHttpServer().on('clientError', (_cause, socket) =>
       socket.end('HTTP/1.1 400 Bad Request\r\n\r\n'),
     );
-    const port = await listening(http);
+    const port = await listenOnFreePort(http);
     const error = await refusal(open('nfs://127.0.0.1/export', { port, timeout: '2s' }));
     expectError(error, {
       code: 'unavailable',
@@ -114,18 +114,23 @@ describe('a server that cannot be reached', () => {
 });
 
 /** NULL is answered by every program. */
-function answering(number: number, version: number, replies: Readonly<Record<number, Reply>> = {}): ServedProgram {
+function programAnswering(
+  number: number,
+  version: number,
+  replies: Readonly<Record<number, Reply>> = {},
+): ServedProgram {
   const all = Object.entries({ 0: () => undefined, ...replies });
   const procedures = all.map(([key, reply]) => [Number(key), { name: key, handle: () => reply }] as const);
   return { number, version, procedures: new Map(procedures) };
 }
 
 /** Follows RPC; its programs are what the test says. */
-const rpcServer = (...programs: readonly ServedProgram[]): Promise<string> => listening(createRpcServer({ programs }));
+const rpcServer = (...programs: readonly ServedProgram[]): Promise<string> =>
+  listenOnFreePort(createRpcServer({ programs }));
 
 describe('a server without a service', () => {
   test('is reported if it has no NFS version 3', async () => {
-    const port = await rpcServer(answering(nfsProgram, 4));
+    const port = await rpcServer(programAnswering(nfsProgram, 4));
     expectError(await refusal(open('nfs://127.0.0.1/export', { port })), {
       code: 'unavailable',
       reason: 'nfs-no-service',
@@ -135,7 +140,7 @@ describe('a server without a service', () => {
   });
 
   test('is reported if nothing listens on the port of MOUNT', async () => {
-    const [port, mountport] = [await rpcServer(answering(nfsProgram, 3)), await rpcServer()];
+    const [port, mountport] = [await rpcServer(programAnswering(nfsProgram, 3)), await rpcServer()];
     expectError(await refusal(open('nfs://127.0.0.1/export', { port, mountport })), {
       code: 'unavailable',
       reason: 'nfs-no-mount-service',
@@ -145,8 +150,8 @@ describe('a server without a service', () => {
   });
 
   test('is reported if its MOUNT service does not answer', async () => {
-    const port = await rpcServer(answering(nfsProgram, 3));
-    const mountport = await listening(createServer((socket) => void socket.on('error', () => undefined)));
+    const port = await rpcServer(programAnswering(nfsProgram, 3));
+    const mountport = await listenOnFreePort(createServer((socket) => void socket.on('error', () => undefined)));
     expectError(await refusal(open('nfs://127.0.0.1/export', { port, mountport, timeout: '1s' })), {
       code: 'deadline',
       reason: 'nfs-mount-timeout',
@@ -160,19 +165,19 @@ describe('a server without a service', () => {
 });
 
 /** A MOUNT service that answers every MNT with this status, and exports these. */
-function mountProgramThat(status: number, ...exported: readonly string[]): ServedProgram {
+function mountProgramAnswering(status: number, ...exported: readonly string[]): ServedProgram {
   const mnt: Reply = (writer) => void writer.u32(status) as undefined;
   const list: Reply = (writer) => {
     for (const path of exported) writer.bool(true).string(path).bool(false);
     writer.bool(false);
     return undefined;
   };
-  return answering(mountProgram, mountVersion, { 1: mnt, 5: list });
+  return programAnswering(mountProgram, mountVersion, { 1: mnt, 5: list });
 }
 
 describe('a mount that the server rejects', () => {
   test('is reported as denied if this host may not mount it', async () => {
-    const port = await rpcServer(answering(nfsProgram, 3), mountProgramThat(13, '/export'));
+    const port = await rpcServer(programAnswering(nfsProgram, 3), mountProgramAnswering(13, '/export'));
     expectError(await refusal(open('nfs://127.0.0.1/export/silver', { port, mountport: port })), {
       code: 'denied',
       reason: 'nfs-export-denied',
@@ -182,7 +187,7 @@ describe('a mount that the server rejects', () => {
   });
 
   test('is reported as not exported if the export is not listed', async () => {
-    const port = await rpcServer(answering(nfsProgram, 3), mountProgramThat(13, '/gold', '/bronze'));
+    const port = await rpcServer(programAnswering(nfsProgram, 3), mountProgramAnswering(13, '/gold', '/bronze'));
     expectError(await refusal(open('nfs://127.0.0.1/export', { port, mountport: port })), {
       code: 'unavailable',
       reason: 'nfs-export-withheld',
@@ -193,7 +198,7 @@ describe('a mount that the server rejects', () => {
   });
 
   test('is reported with the status of a failure of the server', async () => {
-    const port = await rpcServer(answering(nfsProgram, 3), mountProgramThat(10_006, '/export'));
+    const port = await rpcServer(programAnswering(nfsProgram, 3), mountProgramAnswering(10_006, '/export'));
     expectError(await refusal(open('nfs://127.0.0.1/export', { port, mountport: port })), {
       code: 'unavailable',
       reason: 'nfs-mount-refused',

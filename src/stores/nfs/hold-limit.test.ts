@@ -39,7 +39,7 @@ async function startHost(): Promise<Host> {
 }
 
 /** The store has no room for new files; each time that this turns out, so much time has passed. */
-function fill(host: Host, passMs: number): () => number {
+function denyNewFiles(host: Host, passMs: number): () => number {
   let refusals = 0;
   host.hook = ({ procedure, args, make }) => {
     // Lock files are called by the volume's id: there is room for those.
@@ -57,7 +57,7 @@ describe('the limit of a verb on a shared store', () => {
     const volume = await host.store.create(volumeSpec('a'), scope);
     await host.store.housekeeping.reclaim(scope);
     expect(readdirSync(join(folder, '.stowage', 'reserve'))).toHaveLength(8);
-    const refusals = fill(host, 20_000);
+    const refusals = denyNewFiles(host, 20_000);
     await expect(host.store.trash.put(volume, keptForAWeek(1), scope)).rejects.toMatchObject({ code: 'deadline' });
     expect(refusals()).toBeGreaterThan(1);
     expect(existsSync(join(folder, 'a'))).toBe(true);
@@ -68,7 +68,7 @@ describe('the limit of a verb on a shared store', () => {
     const host = await startHost();
     const volume = await host.store.create(volumeSpec('a'), scope);
     await host.store.housekeeping.reclaim(scope);
-    const refusals = fill(host, 1_000);
+    const refusals = denyNewFiles(host, 1_000);
     await host.store.trash.put(volume, keptForAWeek(1), scope);
     expect(refusals()).toBe(4);
     expect(existsSync(join(folder, 'a'))).toBe(false);

@@ -54,8 +54,8 @@ test('an answer’s invalid or excess addresses are dropped', () => {
 });
 
 test('a failure keeps its code, and its message is cut to the maximum length', () => {
-  const refused = Object.assign(new Error('connect ECONNREFUSED'), { code: 'ECONNREFUSED' });
-  expect(readAnswer(failureAnswer(1, refused))).toEqual({
+  const connectError = Object.assign(new Error('connect ECONNREFUSED'), { code: 'ECONNREFUSED' });
+  expect(readAnswer(failureAnswer(1, connectError))).toEqual({
     kind: 'failed',
     id: 1,
     code: 'ECONNREFUSED',

@@ -226,8 +226,8 @@ test.each([
     { soft: '', timeout: '5s', retries: '3', sync: '' },
     { softMs: 5_000, retries: 3, sync: true },
   ],
-])('a mount of a store with %j uses %j', async (options, way) => {
+])('a mount of a store with %j uses %j', async (options, connection) => {
   const { store } = await nfsStoreOnDisk(options);
   const volume = await store.create(volumeSpec('photos'), scope);
-  expect(await store.source(volume, scope)).toMatchObject({ way });
+  expect(await store.source(volume, scope)).toMatchObject({ way: connection });
 });

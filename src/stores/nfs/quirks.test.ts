@@ -26,8 +26,8 @@ import type { FileStore } from '../file-store/verbs.ts';
 
 // Servers that do not follow the protocol in all things; and more of everything than usual.
 
-const spec = (called: string, more: Partial<VolumeSpec> = {}): VolumeSpec =>
-  volumeSpec(called, { requestId: `${Math.random()}`, ...more });
+const spec = (name: string, more: Partial<VolumeSpec> = {}): VolumeSpec =>
+  volumeSpec(name, { requestId: `${Math.random()}`, ...more });
 
 describe.skipIf(needs('go-nfs'))('go-nfs', () => {
   storeContract('NFS on go-nfs', async () => {
@@ -46,13 +46,13 @@ describe.skipIf(needs('go-nfs'))('go-nfs', () => {
 });
 
 /** What it keeps is in its memory: a test looks and changes things through the server as well. */
-async function onRust(): Promise<StoreUnderTest<FileStore>> {
+async function startNfs3Server(): Promise<StoreUnderTest<FileStore>> {
   const server = await startRustNfs(scope.signal);
   const { nfs, root, [Symbol.dispose]: hangUp } = await openExport(server, '/');
   const open = (readOnly: boolean): Promise<FileStore> =>
     openNfs({ uri: `nfs://${server.host}/`, options: portsOf(server), readOnly });
   let store = await open(false);
-  const again = async (readOnly: boolean): Promise<FileStore> => {
+  const reopen = async (readOnly: boolean): Promise<FileStore> => {
     await store.close();
     store = await open(readOnly);
     return store;
@@ -63,8 +63,8 @@ async function onRust(): Promise<StoreUnderTest<FileStore>> {
       return store;
     },
     instance: 'instance-1',
-    reopen: () => again(false),
-    reopenReadOnly: () => again(true),
+    reopen: () => reopen(false),
+    reopenReadOnly: () => reopen(true),
     plant: async (name) => {
       await nfs.mkdir(root, name, {});
     },
@@ -76,9 +76,9 @@ async function onRust(): Promise<StoreUnderTest<FileStore>> {
     readMark: async ({ name }) => {
       try {
         const { handle, attributes } = await nfs.lookup(await dataOf(name), 'mark');
-        const into = Buffer.alloc(attributes?.size ?? 0);
-        await nfs.read(handle, 0, into);
-        return into.toString();
+        const buffer = Buffer.alloc(attributes?.size ?? 0);
+        await nfs.read(handle, 0, buffer);
+        return buffer.toString();
       } catch (cause) {
         if (isNfsError(cause, 'NOENT')) return undefined;
         throw cause;
@@ -100,7 +100,7 @@ async function onRust(): Promise<StoreUnderTest<FileStore>> {
 }
 
 describe.skipIf(needs('nfs3-server'))('nfs3_server', () => {
-  storeContract('NFS on nfs3_server', onRust);
+  storeContract('NFS on nfs3_server', startNfs3Server);
 });
 
 describe.each([
@@ -117,9 +117,9 @@ describe.each([
     const stores = [await open('one'), await open('two'), await open('three')];
     expect(new Set(stores.map(({ identity }) => identity)).size).toBe(1);
     const want = spec('a');
-    const [first, ...rest] = stores as [FileStore, ...FileStore[]];
+    const [first, ...others] = stores as [FileStore, ...FileStore[]];
     const volume = await first.create(want, scope);
-    for (const store of rest) {
+    for (const store of others) {
       expect((await store.create({ ...want, id: newVolumeId() }, scope)).id).toBe(volume.id);
       const other = store.create({ ...want, requestId: 'another' }, scope);
       await expect(other).rejects.toMatchObject({ reason: 'volume-exists' });
@@ -135,12 +135,12 @@ test('stores on one server share its connections; closing one leaves the others'
   onTestFinished(() => rmSync(parent, { recursive: true, force: true }));
   const directory = join(parent, 'exported');
   for (const name of ['one', 'two', 'three']) mkdirSync(join(directory, name), { recursive: true });
-  const about = { clock: systemClock(), directory, state: join(parent, 'state'), port: 0, path: '/' } as const;
-  const server = await createNfsServer({ ...about, squash: 'none', onError: () => undefined });
+  const serverOptions = { clock: systemClock(), directory, state: join(parent, 'state'), port: 0, path: '/' } as const;
+  const server = await createNfsServer({ ...serverOptions, squash: 'none', onError: () => undefined });
   onTestFinished(() => server.close());
   const host = loopbackAddress();
   const [port = 0, mountPort = 0] = await freePorts(host, 2);
-  const files = await openExtraAddress(host, port, server);
+  const nfsAddress = await openExtraAddress(host, port, server);
   // Asked once for each store, by a connection that then ends.
   await openExtraAddress(host, mountPort, server);
 
@@ -150,18 +150,18 @@ test('stores on one server share its connections; closing one leaves the others'
     openNfs({ uri: `nfs://${host}/${name}`, options: { ...ports, ...options }, kind });
   const [one, two] = [await open('one'), await open('two')];
   await Promise.all([one, two].flatMap((store) => ['a', 'b', 'c'].map((called) => store.create(spec(called), scope))));
-  expect(files.open).toBe(1);
+  expect(nfsAddress.open).toBe(1);
   // Another user is another connection, and so are more of them.
   const three = await open('three', { nconnect: '2' });
   await Promise.all(['a', 'b', 'c'].map((called) => three.create(spec(called), scope)));
-  expect(files.open).toBe(3);
+  expect(nfsAddress.open).toBe(3);
 
   await one.close();
   expect((await two.create(spec('d'), scope)).name).toBe('d');
-  expect(files.used).toBe(3);
+  expect(nfsAddress.used).toBe(3);
   await two.close();
   await three.close();
-  await expect.poll(() => files.open).toBe(0);
+  await expect.poll(() => nfsAddress.open).toBe(0);
   await expect(two.create(spec('e'), scope)).rejects.toThrow(StowageError);
 });
 

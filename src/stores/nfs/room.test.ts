@@ -17,11 +17,11 @@ test.each([
   async (timeout, deadlineMs) => {
     const folder = quickFolder('room');
     onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
-    const asked: Parameters<NfsClient['fsstat']>[1][] = [];
+    const fsstatOptions: Parameters<NfsClient['fsstat']>[1][] = [];
     const connect: Connect = async (...args) => {
       const session = await connectToDisk(folder)(...args);
       const fsstat: NfsClient['fsstat'] = (handle, options) => {
-        asked.push(options);
+        fsstatOptions.push(options);
         return session.nfs.fsstat(handle, options);
       };
       return { ...session, nfs: { ...session.nfs, fsstat } };
@@ -30,10 +30,10 @@ test.each([
     const store = await openNfs({ uri: 'nfs://nowhere/export', options: { timeout }, kind });
     onTestFinished(() => store.close());
     const caller = new AbortController();
-    asked.length = 0;
+    fsstatOptions.length = 0;
     expect((await store.room({ ...scope, signal: caller.signal })).freeBytes).toBeGreaterThan(0n);
-    expect(asked).toMatchObject([{ deadlineMs }]);
+    expect(fsstatOptions).toMatchObject([{ deadlineMs }]);
     caller.abort();
-    expect(asked[0]?.signal?.aborted).toBe(true);
+    expect(fsstatOptions[0]?.signal?.aborted).toBe(true);
   },
 );

@@ -17,12 +17,12 @@ import type { FileStore } from '../file-store/verbs.ts';
 
 /** A folder on a disk of its own, which is unmounted at the end of the test. */
 function smallDisk(): { readonly disk: string; readonly state: string } {
-  const ground = createScratchFolder();
-  onTestFinished(() => ground[Symbol.dispose]());
-  const disk = join(ground.folder, 'disk');
+  const scratch = createScratchFolder();
+  onTestFinished(() => scratch[Symbol.dispose]());
+  const disk = join(scratch.folder, 'disk');
   mkdirSync(disk);
   execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=1m', 'stowage-test', disk]);
-  return { disk, state: join(ground.folder, 'state') };
+  return { disk, state: join(scratch.folder, 'state') };
 }
 
 const servers = {

@@ -167,19 +167,19 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
     const one = await startHost({ retention: '7d' });
     const volume = await one.create('a');
     await one.remove(volume);
-    const newcomer = await startHost({ retention: '7d', skew: 8 * day });
-    await newcomer.maintain();
+    const newHost = await startHost({ retention: '7d', skew: 8 * day });
+    await newHost.maintain();
     expect((await one.restore(volume)).id).toBe(volume.id);
   });
 
   test('a host whose clock is behind does not purge its entries early', async () => {
-    const behind = await startHost({ retention: '7d', skew: -30 * day });
+    const slowHost = await startHost({ retention: '7d', skew: -30 * day });
     const other = await startHost({ retention: '7d' });
-    const volume = await behind.create('a');
-    await behind.remove(volume);
+    const volume = await slowHost.create('a');
+    await slowHost.remove(volume);
     await other.maintain();
-    await behind.maintain();
-    expect((await behind.restore(volume)).id).toBe(volume.id);
+    await slowHost.maintain();
+    expect((await slowHost.restore(volume)).id).toBe(volume.id);
   });
 
   test('of three hosts with wrong clocks and other retentions, the one that deleted a volume purges it in time', async () => {
@@ -240,7 +240,7 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
     const volume = await owner.create('a');
     await owner.remove(volume);
     setServerClock(365 * day);
-    for (let life = 0; life < 7; life++) {
+    for (let restarts = 0; restarts < 7; restarts++) {
       await owner.maintain();
       await observe(owner, day - minute);
       await owner.maintain();
@@ -256,10 +256,10 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
   });
 
   test('an entry whose owner is gone is purged by one other host, long after', async () => {
-    const gone = await startHost({ retention: '2d' });
-    const volume = await gone.create('a');
-    await gone.remove(volume);
-    await gone.server.stop();
+    const lostOwner = await startHost({ retention: '2d' });
+    const volume = await lostOwner.create('a');
+    await lostOwner.remove(volume);
+    await lostOwner.server.stop();
     const others = [await startHost({ retention: '1m' }), await startHost({ retention: '1m' })];
     const [first, second] = others as [Host, Host];
     await passTime(2 * day + 2 * hour, ...others);
@@ -277,10 +277,10 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
   });
 
   test('a successor of a lost owner does not trust a server whose clock jumped, either', async () => {
-    const gone = await startHost({ retention: '2d' });
-    const volume = await gone.create('a');
-    await gone.remove(volume);
-    await gone.server.stop();
+    const lostOwner = await startHost({ retention: '2d' });
+    const volume = await lostOwner.create('a');
+    await lostOwner.remove(volume);
+    await lostOwner.server.stop();
     const other = await startHost({ retention: '1m' });
     setServerClock(3650 * day);
     await other.maintain();
