@@ -306,7 +306,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
       await chown(join(folder, 'roots'), 0, 0);
       const said = await refused('run', '--rm', '-v', 'roots:/data', image, 'touch', '/data/after');
-      expect(said).toMatch(/no container could write to the volume: root is user 65534 on its server \(squash=root\)/);
+      expect(said).toMatch(/no container could write to the volume: squash=root maps root to user 65534/);
       expect(said).toMatch(
         /Ask the store's administrator to make that user the owner of the directory on the server \(chown 65534\)/,
       );

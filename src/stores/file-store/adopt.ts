@@ -83,7 +83,7 @@ export function createAdopt(ctx: VerbContext): Pick<AdoptionFacet, 'adoptable' |
     throw new StowageError(`${path} cannot become a volume: ${inspection.reason}`, {
       code: 'conflict',
       reason: 'not-adoptable',
-      action: `See what can be adopted with: stowage store adopt ${storeRoot.store}`,
+      action: `List what can be adopted with: stowage store adopt ${storeRoot.store}`,
     });
   }
 }

@@ -67,7 +67,7 @@ export async function readMeta(files: Files, path: string, instance: string): Pr
     json = JSON.parse(text);
   } catch (cause) {
     if (text === '') return { state: 'torn', error: unreadable(path, 'it is empty', cause).error };
-    if (isTruncated(text)) return { state: 'torn', error: unreadable(path, 'it is cut off', cause).error };
+    if (isTruncated(text)) return { state: 'torn', error: unreadable(path, 'it is truncated', cause).error };
     return unreadable(path, 'it is not JSON', cause);
   }
   return parse(path, json, instance);

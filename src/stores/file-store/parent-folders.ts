@@ -85,6 +85,6 @@ function folderOccupied(folder: string): StowageError {
   return new StowageError(`${folder} is already in use, so volumes cannot be created inside it`, {
     code: 'exists',
     reason: 'folder-occupied',
-    action: 'Choose other labels or another name; or move away what is there; or change the path of the store.',
+    action: 'Choose other labels or another name; or move the folder away; or change the path of the store.',
   });
 }

@@ -130,6 +130,6 @@ function notInTrash(id: VolumeId, store: string): StowageError {
   return new StowageError(`there is no volume ${id} in the trash of store ${store}`, {
     code: 'not-found',
     reason: 'trash-unknown',
-    action: `See what can be restored with: stowage volume trash list --store ${store}`,
+    action: `List the trash with: stowage volume trash list --store ${store}`,
   });
 }

@@ -64,10 +64,10 @@ async function probeWrite(storeRoot: StoreRoot): Promise<string> {
 }
 
 function storeFull(root: string): StowageError {
-  return new StowageError(`no room is left on the file system of ${root}`, {
+  return new StowageError(`no space left on the file system of ${root}`, {
     code: 'exhausted',
     reason: 'store-full',
-    action: `Free some room there (df -h ${root}), or delete volumes that are no longer needed.`,
+    action: `Free some space there (df -h ${root}), or delete volumes that are no longer needed.`,
   });
 }
 

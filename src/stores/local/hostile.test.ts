@@ -335,7 +335,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
         expect([result.code, result.reason, result.message]).toEqual([
           'exhausted',
           'store-full',
-          `creating volume 'v${i}' in store test failed: no room is left on the file system of ${disk}`,
+          `creating volume 'v${i}' in store test failed: no space left on the file system of ${disk}`,
         ]);
         return made;
       }

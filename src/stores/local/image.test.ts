@@ -201,7 +201,7 @@ describe.skipIf(needs('xfs', 'ext4'))('an image store', () => {
     await expect(runTool('xfs', 'mkfs.nowhere', [], systemClock(), scope)).rejects.toMatchObject({
       code: 'unsupported',
       reason: 'tool-missing',
-      message: 'mkfs.nowhere is not installed, so no xfs file system can be made',
+      message: 'mkfs.nowhere is not installed, so Stowage cannot create an xfs file system',
       action: 'Install the package xfsprogs on this machine.',
     });
     await expect(runTool('ext4', 'mkfs.ext4', ['-q', '/nowhere'], systemClock(), scope)).rejects.toMatchObject({

@@ -141,7 +141,7 @@ export async function runTool(
     limit.signal.throwIfAborted();
     // EACCES: the program was not found, and a folder in PATH could not be searched.
     if (isErrno(cause, 'ENOENT', 'EACCES')) {
-      throw new StowageError(`${program} is not installed, so no ${type} file system can be made`, {
+      throw new StowageError(`${program} is not installed, so Stowage cannot create an ${type} file system`, {
         code: 'unsupported',
         reason: 'tool-missing',
         action: `Install the package ${packageOf[type]} on this machine.`,
@@ -155,10 +155,10 @@ export async function runTool(
 function toolFailed(program: string, cause: unknown): StowageError {
   const stderr = cause instanceof Error && 'stderr' in cause ? String(cause.stderr).trim() : '';
   if (/no space left/i.test(stderr)) {
-    return new StowageError(`${program} found no room left for the new file system`, {
+    return new StowageError(`${program} failed: no space left for the new file system`, {
       code: 'exhausted',
       reason: 'store-full',
-      action: 'Free some room on the file system of the store, or delete volumes that are no longer needed.',
+      action: 'Free some space on the file system of the store, or delete volumes that are no longer needed.',
       cause,
     });
   }
@@ -166,7 +166,7 @@ function toolFailed(program: string, cause: unknown): StowageError {
     code: 'internal',
     reason: 'mkfs-failed',
     action:
-      'Look at dmesg for errors of the disk below the store, and at the log of Stowage for the full output of the tool.',
+      'Check dmesg for errors of the disk below the store, and the log of Stowage for the full output of the tool.',
     cause,
   });
 }

@@ -58,11 +58,11 @@ async function mkdirSuffices(options: LocalOptions, storeRoot: StoreRoot): Promi
       options[key] === undefined ? [] : [`${key} ${options[key]}`],
     );
     throw new StowageError(
-      `store ${storeRoot.store} cannot make volumes owned by ${owner.join(' and ')}: this user may not change the owner of files`,
+      `store ${storeRoot.store} cannot create volumes owned by ${owner.join(' and ')}: this user may not change the owner of files`,
       {
         code: 'denied',
         reason: 'owner-denied',
-        action: "Run Stowage as root, or leave the store's options uid and gid out.",
+        action: "Run Stowage as root, or remove the store's options uid and gid.",
         cause,
       },
     );

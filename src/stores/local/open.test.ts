@@ -324,7 +324,7 @@ describe('the root of an open store', () => {
         expect([error.code, error.reason, error.message]).toEqual([
           'unavailable',
           'store-root-changed',
-          `${root} is no longer the directory the store was opened in`,
+          `${root} is no longer the directory that the store was opened in`,
         ]);
       }
       expect(await readdir(root)).toEqual([]);
@@ -405,8 +405,8 @@ describe('options', () => {
       expect(JSON.parse(spawnSync(file, [...args], { encoding: 'utf8' }).stdout)).toEqual({
         code: 'denied',
         reason: 'owner-denied',
-        message: 'store other cannot make volumes owned by uid 0: this user may not change the owner of files',
-        action: "Run Stowage as root, or leave the store's options uid and gid out.",
+        message: 'store other cannot create volumes owned by uid 0: this user may not change the owner of files',
+        action: "Run Stowage as root, or remove the store's options uid and gid.",
       });
     },
   );

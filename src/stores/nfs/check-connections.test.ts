@@ -42,7 +42,7 @@ test('a check notices that this host may no longer connect, and leaves no connec
   expect(lastStepOf(await store.check(scope))).toMatchObject({
     ok: false,
     step: 'connect',
-    detail: '127.0.0.1 accepts connections from this host and closes them at once',
+    detail: '127.0.0.1 closes every connection from this host at once',
   });
   expect(await store.names(scope)).toEqual([]);
 });

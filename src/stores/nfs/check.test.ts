@@ -100,7 +100,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
       await checkNewStore(uri('squashed')),
       'resolve ✓, connect ✓, mount ✓, write ✗',
       /^the server denies root access to .*squashed: .*root_squash/,
-      /^Give the store squash=root with the uid and gid/,
+      /^Set squash=root with the uid and gid/,
     );
     expect(readdirSync(pathIn('squashed'))).toEqual([]);
   });
@@ -118,8 +118,8 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     expectFailed(
       await checkNewStore(uri('read-only')),
       'resolve ✓, connect ✓, mount ✓, write ✗',
-      /read-only$/,
-      /give the store the option readOnly=true/,
+      /is read-only: /,
+      /set readOnly=true on the store/,
     );
     const found = await checkNewStore(uri('read-only', '&readOnly=true'));
     expect(summaryOf(found)).toBe('resolve ✓, connect ✓, mount ✓, read ✓, round-trip ✓, room ✓');
@@ -130,7 +130,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     expectFailed(
       await checkNewStore(uri('nothing')),
       'resolve ✓, connect ✓, mount ✗',
-      /denies this host the directory .*\/nothing, and does not list it/,
+      /denies access to .*\/nothing and does not list it/,
       /^Correct the path/,
     );
   });
@@ -219,14 +219,14 @@ describe('connecting', () => {
     expectFailed(
       await checkNewStore(`nfs://127.0.0.1:${own.server.port}/export?tls=on`),
       'resolve ✓, connect ✓, tls ✗',
-      /offers no encrypted connections/,
+      /does not support encrypted connections/,
       /RFC 9289/,
     );
     expectFailed(
       await checkNewStore(`nfs://127.0.0.1:${own.server.port}/export?tls=/nowhere`),
       'resolve ✓, tls ✗',
       /\/nowhere\/ca\.pem is missing/,
-      /needs ca\.pem/,
+      /must contain ca\.pem/,
     );
   });
 });
@@ -262,7 +262,7 @@ describe('the probe file', () => {
   };
 
   test.each([
-    ['write', 'NOSPC', () => ({ write: refusing('NOSPC') }), /no room is left/],
+    ['write', 'NOSPC', () => ({ write: refusing('NOSPC') }), /no space left/],
     [
       'write',
       'a quota',

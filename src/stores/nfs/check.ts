@@ -118,7 +118,7 @@ async function measureRoundTrip(nfs: NfsClient, clock: Clock, limits: ProbeLimit
 }
 
 function storeFull(store: string): StowageError {
-  return new StowageError(`no room is left in store ${store}`, {
+  return new StowageError(`no space left in store ${store}`, {
     code: 'exhausted',
     reason: 'store-full',
     action: "Delete volumes or files that are no longer needed, or have the server's administrator add space.",

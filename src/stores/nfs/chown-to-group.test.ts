@@ -170,7 +170,7 @@ describe.skipIf(needs('root'))('changing the group of a volume', () => {
 
   test.each([
     ['a server that maps root to nobody', 'root', {}, 'let root change the group'],
-    ['files of another user', 'root', { squash: 'root', uid: '7', gid: '7' }, 'let user 7, who root is there'],
+    ['files of another user', 'root', { squash: 'root', uid: '7', gid: '7' }, 'let user 7, to which root is mapped'],
   ] as const)('%s: the call fails with an action', async (_, squash, options, message) => {
     const served = await startVolume(squash, options);
     plantFiles(served);

@@ -86,7 +86,7 @@ function missingChanges({ type, gid, mode }: Attributes, group: number): SetAttr
 }
 
 function groupRefused(group: number, uid: number, squash: NfsOptions['squash'], cause?: unknown): StowageError {
-  const user = squash === 'none' ? 'root' : `user ${uid}, who root is there (squash=${squash}),`;
+  const user = squash === 'none' ? 'root' : `user ${uid}, to which root is mapped (squash=${squash}),`;
   return new StowageError(`the server does not let ${user} change the group of the volume's files to ${group}`, {
     code: 'denied',
     reason: 'group-refused',

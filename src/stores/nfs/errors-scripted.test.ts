@@ -12,7 +12,7 @@ import { createNfsStoreKind } from './kind.ts';
 describe('errors that only a scripted server gives', () => {
   test.each([
     ['DQUOT', 'exhausted', 'store-quota', /the quota on the server for nowhere:\/export is used up$/, /raise it/],
-    ['NOSPC', 'exhausted', 'store-full', /no room is left on the server's disk of nowhere:\/export$/, /add space/],
+    ['NOSPC', 'exhausted', 'store-full', /no space left on the server's disk of nowhere:\/export$/, /add space/],
     [
       'STALE',
       'unavailable',
@@ -23,17 +23,23 @@ describe('errors that only a scripted server gives', () => {
     ['BADHANDLE', 'unavailable', 'nfs-stale', /the server no longer knows nowhere:\/export/, /export it again/],
     ['IO', 'unavailable', 'store-io-error', /input\/output error for nowhere:\/export$/, /the server's log and disk/],
     ['SERVERFAULT', 'unavailable', 'store-io-error', /input\/output error for nowhere:\/export$/, /the server's log/],
-    ['JUKEBOX', 'unavailable', 'nfs-later', /the server needs more time for nowhere:\/export$/, /Try again in a while/],
+    ['JUKEBOX', 'unavailable', 'nfs-later', /the server needs more time for nowhere:\/export$/, /Try again later/],
     [
       'NOTSUPP',
       'unsupported',
       'nfs-not-supported',
-      /the server cannot do that in nowhere:\/export$/,
-      /a server that can/,
+      /the server does not support this operation in nowhere:\/export$/,
+      /a server that supports it/,
     ],
     ['XDEV', 'unsupported', 'store-cannot-move', /another file system is mounted inside it$/, /on one file system/],
     ['PERM', 'denied', 'nfs-root-squash', /the server denies root access to nowhere:\/export/, /squash=root/],
-    ['ROFS', 'denied', 'nfs-read-only', /nowhere:\/export is exported, or mounted on the server, read-only$/, /\(rw\)/],
+    [
+      'ROFS',
+      'denied',
+      'nfs-read-only',
+      /nowhere:\/export is read-only: the export, or its file system on the server$/,
+      /\(rw\)/,
+    ],
   ] as const)('%s', async (status, code, reason, message, action) => {
     const folder = await exportFolder();
     onTestFinished(() => rmSync(folder, { recursive: true }));

@@ -77,7 +77,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
       code: 'unavailable',
       reason: 'nfs-export-withheld',
       message: new RegExp(
-        `${locationOf('nothing')}\\) failed: ${ganesha.host} denies this host the directory ${pathIn('nothing')}, and does not list it: it is not exported, or not to this host; it exports ${pathIn('plain')}, `,
+        `${locationOf('nothing')}\\) failed: ${ganesha.host} denies access to ${pathIn('nothing')} and does not list it: it is not exported, or not to this host; it exports ${pathIn('plain')}, `,
       ),
       action: /^Correct the path in the store's URI, or have the server's administrator export it/,
     });
@@ -101,14 +101,14 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
       reason: 'nfs-root-squash',
       message: new RegExp(`the server denies root access to ${locationOf('squashed')}: it seems to map root to nobody`),
       action:
-        /^Give the store squash=root with the uid and gid that own the directory on the server; or have the server's administrator export it with no_root_squash\.$/,
+        /^Set squash=root with the uid and gid that own the directory on the server; or have the server's administrator export it with no_root_squash\.$/,
     });
     const options = { squash: 'root', uid: '1000', gid: '1000' };
     expectError(await refusal(open('squashed', options)), {
       code: 'denied',
       reason: 'store-permission',
       message: new RegExp(`permission denied in ${locationOf('squashed')} for user 1000$`),
-      action: /^On the server, make that user the owner of the directory \(chown 1000 …\)/,
+      action: /^On the server, make user 1000 the owner of the directory \(chown 1000 …\)/,
     });
     chownSync(pathIn('squashed'), 1000, 1000);
     const store = await open('squashed', options);
@@ -123,7 +123,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
       message: new RegExp(
         `${locationOf('privileged')}\\) failed: ${ganesha.host} accepts calls only from privileged ports, those below 1024$`,
       ),
-      action: /^Give the store sourceport=privileged \(Stowage then needs root or CAP_NET_BIND_SERVICE\)/,
+      action: /^Set sourceport=privileged \(Stowage then needs root or CAP_NET_BIND_SERVICE\)/,
     });
     const store = await open('privileged', { sourceport: 'privileged' });
     await store.create(spec('mine'), scope);
@@ -134,9 +134,8 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     expectError(await refusal(open('read-only')), {
       code: 'denied',
       reason: 'nfs-read-only',
-      message: new RegExp(`${locationOf('read-only')} is exported, or mounted on the server, read-only$`),
-      action:
-        /^Have the server's administrator export it for writing \(rw\), or give the store the option readOnly=true\.$/,
+      message: new RegExp(`${locationOf('read-only')} is read-only: the export, or its file system on the server$`),
+      action: /^Have the server's administrator export it read-write \(rw\), or set readOnly=true on the store\.$/,
     });
     mkdirSync(pathIn('read-only', 'old'));
     const store = await open('read-only', {}, true);
@@ -155,7 +154,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
       code: 'exhausted',
       reason: 'store-full',
       message: new RegExp(
-        `^creating volume 'big' in store test failed: no room is left on the server's disk of ${locationOf('small')}$`,
+        `^creating volume 'big' in store test failed: no space left on the server's disk of ${locationOf('small')}$`,
       ),
       action: /^Delete volumes or files that are no longer needed, or have the server's administrator add space\.$/,
     });

@@ -63,7 +63,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
       code: 'denied',
       reason: 'nfs-tls-required',
       message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 accepts calls only over encrypted connections$/,
-      action: /^Give the store tls=on, or tls=FOLDER with the CA of the server's certificate as ca\.pem/,
+      action: /^Set tls=on; or tls=FOLDER with the CA of the server's certificate as ca\.pem/,
     });
     const store = await open(own, { tls: createTlsFolder('good', { 'ca.pem': 'server.pem' }) });
     expect(await store.names(scope)).toEqual([]);
@@ -74,8 +74,8 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     expectError(await refusal(open(own, { tls: 'on' })), {
       code: 'unsupported',
       reason: 'nfs-tls-not-offered',
-      message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 offers no encrypted connections$/,
-      action: /^Have the server's administrator switch on RPC with TLS \(RFC 9289\)/,
+      message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 does not support encrypted connections$/,
+      action: /^Have the server's administrator enable RPC with TLS \(RFC 9289\)/,
     });
   });
 
@@ -87,8 +87,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
       reason: 'nfs-tls-certificate',
       message:
         /127\.0\.0\.1:\/export\) failed: the certificate of 127\.0\.0\.1 is not trusted: self-signed certificate$/,
-      action:
-        /^Put the certificate of the CA that signed the server's certificate as ca\.pem into the folder given as tls/,
+      action: /^Put the certificate of the CA that signed the server's certificate into the tls folder as ca\.pem/,
     });
     expectNoSecret(error);
     expect(await refusal(open(own, { tls: 'on' }))).toMatchObject({ reason: 'nfs-tls-certificate' });
@@ -100,7 +99,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
       code: 'unavailable',
       reason: 'nfs-tls',
       message: /no encrypted connection to 127\.0\.0\.1 could be made: /,
-      action: /The server must offer TLS version 1\.3\.$/,
+      action: /The server must support TLS 1\.3\.$/,
     });
   });
 
@@ -111,7 +110,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
       code: 'denied',
       reason: 'nfs-tls-certificate',
       message: /the certificate of 127\.0\.0\.1 is not trusted: .*127\.0\.0\.1 is not in the cert's list/,
-      action: /the server's must be for the name or address in the store's URI/,
+      action: /must match the host in the store's URI/,
     });
   });
 
@@ -121,9 +120,8 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
       code: 'denied',
       reason: 'nfs-tls-client-certificate',
       message:
-        /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 closes the encrypted connection because it rejects our certificate/,
-      action:
-        /^Put a certificate that the server's administrator signed.* as client\.pem with its client\.key into the folder/,
+        /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 closed the encrypted connection: it rejected our client certificate/,
+      action: /^Put a client certificate that the server trusts into the tls folder, as client\.pem and client\.key/,
     };
     const timeout = '600ms';
     expectError(
@@ -149,8 +147,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
       code: 'invalid',
       reason: 'nfs-tls-files',
       message: new RegExp(`127\\.0\\.0\\.1:/export\\) failed: the file ${join(tls, missing)} is missing$`),
-      action:
-        /^The folder given as tls needs ca\.pem; and client\.pem with client\.key where the server wants a certificate/,
+      action: /^The tls folder must contain ca\.pem, and also client\.pem and client\.key if the server requires/,
     });
   });
 

@@ -59,7 +59,7 @@ describe('a server that cannot be reached', () => {
       code: 'unavailable',
       reason: 'nfs-refused',
       message: new RegExp(`127\\.0\\.0\\.1:/export\\) failed: nothing listens on port ${port} of 127\\.0\\.0\\.1$`),
-      action: /^Have the NFS server started there, or give the right port/,
+      action: /^Have the NFS server started, or correct the port/,
     });
   });
 
@@ -71,7 +71,7 @@ describe('a server that cannot be reached', () => {
       code: 'unavailable',
       reason: 'nfs-no-route',
       message: /198\.18\.0\.1:\/export\) failed: there is no route to 198\.18\.0\.1$/,
-      action: /^Connect this host to the server's network, or name the network that leads there \(option network\)/,
+      action: /^Connect this host to the server's network, or set the option network to a network with a route/,
     });
   });
 
@@ -82,7 +82,7 @@ describe('a server that cannot be reached', () => {
       code: 'deadline',
       reason: 'nfs-timeout',
       message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 did not answer in time/,
-      action: /^Try again\. If it persists, look at the server and the network between: stowage store check test$/,
+      action: /^Try again\. If it persists, check the server and the network in between: stowage store check test$/,
     });
   });
 
@@ -92,9 +92,8 @@ describe('a server that cannot be reached', () => {
     expectError(error, {
       code: 'unavailable',
       reason: 'nfs-hangs-up',
-      message:
-        /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 accepts connections from this host and closes them at once$/,
-      action: /^Have the server's administrator add this host to the addresses it allows/,
+      message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 closes every connection from this host at once$/,
+      action: /^Have the server's administrator allow this host's address/,
     });
   });
 
@@ -107,7 +106,7 @@ describe('a server that cannot be reached', () => {
     expectError(error, {
       code: 'unavailable',
       reason: 'nfs-garbled',
-      message: /127\.0\.0\.1:\/export\) failed: the answers of 127\.0\.0\.1 are not NFS version 3$/,
+      message: /127\.0\.0\.1:\/export\) failed: the replies of 127\.0\.0\.1 are not NFS version 3$/,
       action: /^Check the port in the store's URI/,
     });
   });
@@ -145,7 +144,7 @@ describe('a server without a service', () => {
       code: 'unavailable',
       reason: 'nfs-no-mount-service',
       message: new RegExp(`127\\.0\\.0\\.1 speaks NFS, but has no MOUNT service on port ${mountport}$`),
-      action: /^Correct mountport \(on the server: rpcinfo -p \| grep mountd\), or have the service started there/,
+      action: /^Correct mountport \(on the server: rpcinfo -p \| grep mountd\), or have the MOUNT service started/,
     });
   });
 
@@ -158,8 +157,7 @@ describe('a server without a service', () => {
       message: new RegExp(
         `127\\.0\\.0\\.1 speaks NFS, but its MOUNT service did not answer in time on port ${mountport}$`,
       ),
-      action:
-        /^Try again\. If it persists, have the firewall in between opened for that port, or set the right one as mountport/,
+      action: /^Try again\. If it persists, have the firewall opened for that port, or set mountport to the right port/,
     });
   });
 });
@@ -182,7 +180,7 @@ describe('a mount that the server rejects', () => {
       code: 'denied',
       reason: 'nfs-export-denied',
       message: /127\.0\.0\.1:\/export\/silver\) failed: 127\.0\.0\.1 does not let this host mount \/export\/silver$/,
-      action: /^Have the server's administrator add this host to those that may mount \/export\/silver/,
+      action: /^Have the server's administrator allow this host to mount \/export\/silver/,
     });
   });
 
@@ -192,7 +190,7 @@ describe('a mount that the server rejects', () => {
       code: 'unavailable',
       reason: 'nfs-export-withheld',
       message:
-        /127\.0\.0\.1 denies this host the directory \/export, and does not list it: it is not exported, or not to this host; it exports \/gold, \/bronze$/,
+        /127\.0\.0\.1 denies access to \/export and does not list it: it is not exported, or not to this host; it exports \/gold, \/bronze$/,
       action: /^Correct the path in the store's URI, or have the server's administrator export it to this host/,
     });
   });
@@ -203,7 +201,7 @@ describe('a mount that the server rejects', () => {
       code: 'unavailable',
       reason: 'nfs-mount-refused',
       message: /the MOUNT service of 127\.0\.0\.1 answered SERVERFAULT for \/export$/,
-      action: /^Look at the server's log/,
+      action: /^Check the server's log/,
     });
   });
 });

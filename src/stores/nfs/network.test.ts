@@ -289,7 +289,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
         asOrdinaryUser,
       );
       const [text] = (await once(parentProcess.stdout ?? parentProcess, 'data')) as [Buffer];
-      const action = 'Run Stowage as root, with CAP_SYS_ADMIN; or leave out the option network.';
+      const action = 'Run Stowage as root, with CAP_SYS_ADMIN; or remove the option network.';
       expect(JSON.parse(text.toString())).toEqual(['denied', 'nfs-network-denied', action]);
     },
   );

@@ -183,7 +183,7 @@ function enterFailure(network: string, cause: NamespaceNotEntered): StowageError
     code: 'unavailable',
     reason: 'nfs-network-unusable',
     action:
-      "Give a network namespace (ip netns list shows those with a name) in the store's option network, or in --from.",
+      "Set the store's option network, or --from, to a network namespace (ip netns list shows those with a name).",
     cause,
   });
 }
@@ -193,7 +193,7 @@ const networkMissing = (network: string, namespaceRef: string, cause: unknown): 
     code: 'unavailable',
     reason: 'nfs-network-missing',
     action:
-      "Create it (ip netns add): Stowage then opens its stores; or correct the name in the store's option network, or in --from.",
+      "Create it (ip netns add), and Stowage opens its stores; or correct the name in the store's option network, or in --from.",
     cause,
   });
 
@@ -201,12 +201,12 @@ const networkDenied = (network: string, cause: unknown): StowageError =>
   new StowageError(`Stowage may not enter the network ${network}`, {
     code: 'denied',
     reason: 'nfs-network-denied',
-    action: 'Run Stowage as root, with CAP_SYS_ADMIN; or leave out the option network.',
+    action: 'Run Stowage as root, with CAP_SYS_ADMIN; or remove the option network.',
     cause,
   });
 
 const networkToolMissing = (network: string, cause: unknown): StowageError =>
-  new StowageError(`the network ${network} cannot be entered: the program for it is not installed`, {
+  new StowageError(`the network ${network} cannot be entered: nsenter or ip is not installed`, {
     code: 'unsupported',
     reason: 'nfs-network-tool-missing',
     action:

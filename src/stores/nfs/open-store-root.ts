@@ -221,11 +221,11 @@ async function establishIdentity(opening: EstablishIdentity, scope: Scope): Prom
 /** The locks between hosts on an export do not exclude a host that uses the directory as a local store. */
 async function refuseLocked(files: NfsFiles, root: string, lock: string): Promise<void> {
   if ((await undefinedIfFolderAbsent(files.lstat(lock))) === undefined) return;
-  throw new StowageError(`${root} is in use as a local store on the machine that has it`, {
+  throw new StowageError(`${root} is in use as a local store on the NFS server`, {
     code: 'conflict',
     reason: 'store-local-elsewhere',
     action:
-      'Give the NFS store a directory of its own; or open this one read-only: readOnly=true. Once no Stowage uses it as a local store, remove .stowage/lock there.',
+      'Use another directory for the NFS store; or open this one read-only: readOnly=true. Once no Stowage uses it as a local store, remove .stowage/lock there.',
   });
 }
 
@@ -284,9 +284,9 @@ async function awaitIdentity({ files, path, clock, scope }: CreateIdentity): Pro
 }
 
 function identityUnreadable(path: string): StowageError {
-  return new StowageError(`${path} has no id of the store`, {
+  return new StowageError(`${path} does not contain the id of the store`, {
     code: 'conflict',
     reason: 'record-unreadable',
-    action: 'Restore it from a backup; or remove it: Stowage makes a new one when it opens the store.',
+    action: 'Restore it from a backup; or remove it: Stowage creates a new one when it opens the store.',
   });
 }

@@ -203,11 +203,11 @@ describe('options', () => {
   test.each([
     [uri, { soft: '', hard: '' }, 'a store is either soft or hard'],
     [uri, { soft: 'false', hard: 'false' }, 'a store is either soft or hard'],
-    [uri, { client: 'host', tls: 'on' }, "the system's NFS client cannot do what the option tls asks for"],
+    [uri, { client: 'host', tls: 'on' }, "the system's NFS client does not support the option tls"],
     [
       uri,
       { client: 'host', network: 'netns:x', sourceport: '700' },
-      "the system's NFS client cannot do what the options network, sourceport ask for",
+      "the system's NFS client does not support the options network, sourceport",
     ],
     [uri, { sourceport: '800', nconnect: '2' }, 'several connections cannot have one source port'],
     ['nfs://server:2049/export', { port: '2050' }, 'the URI names port 2049 and the option port 2050'],

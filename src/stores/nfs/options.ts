@@ -30,31 +30,32 @@ export interface NfsOptions extends NfsMountOptions, SourceOptions {
 
 export const optionHelp = {
   port: 'port of the NFS service (default: 2049)',
-  mountport: 'port of the MOUNT service (default: asked of the portmapper on port 111)',
-  sourceport: 'privileged: connections come from ports below 1024, as many servers want; or one port number',
-  uid: "numeric owner of a new volume's top directory (default: the owner that the server gives it)",
-  gid: "numeric group of a new volume's top directory (default: the same)",
+  mountport: 'port of the MOUNT service (default: the port that the portmapper on port 111 returns)',
+  sourceport: 'privileged: connect from source ports below 1024, which many servers require; or a single port number',
+  uid: "numeric owner of a new volume's top directory (default: the owner that the server assigns)",
+  gid: "numeric group of a new volume's top directory (default: the group that the server assigns)",
   mode: "permissions of a new volume's top directory, octal (default: 0755)",
   squash:
-    'none (default): the server sees root as root; root: it sees root as uid and gid; all: it sees every user as uid and gid. If the server maps root to nobody, set root with the uid that owns the export',
-  timeout: 'how long one call to the server may take, e.g. 10s (default)',
+    'none (default): root accesses the server as root; root: map root to uid and gid; all: map every user to uid and gid. If the server maps root to nobody, set squash=root and the uid that owns the export',
+  timeout: 'timeout of one call to the server, e.g. 10s (default)',
   retries:
-    'how often a connection is retried before a call of Stowage itself fails (default: 4); mounted volumes with soft: how often the time-out is waited for again before applications get an error (default: 0; with client=host at least 1)',
-  soft: 'mounted volumes: applications get an error (EIO) when the server does not answer within the time-out, and what they wrote shortly before may be lost',
-  sync: "mounted volumes: a write is answered when it is on the server's disk, as if every file were opened with O_SYNC; much slower (default: when the file is closed or synced)",
-  hard: 'mounted volumes (default): applications wait for the server, however long; they can be killed, and the control plane never waits',
-  rsize: 'mounted volumes: most bytes in one read, e.g. 1M (default)',
-  wsize: 'mounted volumes: most bytes in one write, e.g. 1M (default)',
+    'connection retries before a call of Stowage itself fails (default: 4); volumes mounted with soft: retries after a timeout before applications get EIO (default: 0; with client=host at least 1)',
+  soft: 'mounted volumes: applications get EIO if the server does not answer within the timeout; recent writes may be lost',
+  sync: "mounted volumes: every write waits until the data are on the server's disk, as with O_SYNC; much slower (default: data are written to disk when a file is closed or synced)",
+  hard: 'mounted volumes (default): applications wait for the server without a limit; they can be killed, and the control plane never waits',
+  rsize: 'mounted volumes: maximum size of a read, e.g. 1M (default)',
+  wsize: 'mounted volumes: maximum size of a write, e.g. 1M (default)',
   client:
-    "built-in (default): volumes are mounted by Stowage's own data path, which survives its own crashes and upgrades; host: by the NFS client of the system (mount.nfs), for stores without tls, network, squash and a single sourceport",
+    "built-in (default): mount volumes with Stowage's own NFS client; mounts survive its crashes and upgrades; host: mount with the system's NFS client (mount.nfs), which does not support tls, network, squash or a single sourceport",
   locks:
-    'refused (default): flock and POSIX locks answer ENOLCK, since other nodes would not see them; node: they hold between the processes of one node, for volumes that only one node uses',
-  nconnect: 'TCP connections to the server, 1 (default) to 16, shared by stores with the same server and options',
-  tls: 'on: encrypted, server certificate checked against those the system trusts; or a folder with ca.pem, and client.pem and client.key where the server requires a client certificate (RFC 9289); mount.pem and mount.key in it, if there, are what mounts show instead',
+    'refused (default): flock and POSIX locks fail with ENOLCK, because other nodes would not see them; node: locks work between processes of the same node, for volumes that only one node uses',
+  nconnect:
+    'number of TCP connections to the server, 1 (default) to 16; stores with the same server and options share them',
+  tls: "on: encrypt connections (RFC 9289) and verify the server's certificate with the system's trust store; or a folder with ca.pem, and with client.pem and client.key if the server requires a client certificate; if the folder contains mount.pem and mount.key, mounts use these instead",
   network:
-    'where traffic to the server starts: netns:NAME or the path of a network namespace; docker:NAME or podman:NAME, a network of that engine (default: the host)',
+    "network to connect to the server from: netns:NAME or the path of a network namespace; docker:NAME or podman:NAME for a network of that engine (default: the host's network)",
   pathTemplate:
-    'where data go below the export, of {name}, {id} and {label:KEY}, e.g. {label:team}/{name} (default: {name})',
+    "path of a volume's data below the export, built from {name}, {id} and {label:KEY}, e.g. {label:team}/{name} (default: {name})",
 } as const;
 
 type RawOptions = Readonly<Record<string, string>>;
@@ -159,8 +160,8 @@ function parseClient(given: RawOptions): NfsOptions['client'] {
   ];
   if (unsupported.length === 0) return choice;
   throw invalid(
-    `the system's NFS client cannot do what the option${unsupported.length === 1 ? '' : 's'} ${unsupported.join(', ')} ask${unsupported.length === 1 ? 's' : ''} for`,
-    'Leave out client=host: the built-in client can.',
+    `the system's NFS client does not support the option${unsupported.length === 1 ? '' : 's'} ${unsupported.join(', ')}`,
+    'Remove client=host: the built-in client supports them.',
   );
 }
 

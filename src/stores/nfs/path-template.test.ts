@@ -52,21 +52,21 @@ describe('filling in', () => {
     ['{label:}/{name}', '{label:} is unknown'],
     ['{label:a b}/{name}', '{label:a b} is unknown'],
     ['{Name}', '{Name} is unknown'],
-    ['{name', 'a brace stands alone'],
-    ['name}', 'a brace stands alone'],
-    ['{{name}}', 'a brace stands alone'],
-    ['fixed', 'volumes could not be told apart'],
-    ['{name}/data', 'volumes could not be told apart'],
-    ['{label:team}', 'volumes could not be told apart'],
-    ['{label:team}-{name}', 'volumes could not be told apart'],
-    ['{name}{label:team}', 'volumes could not be told apart'],
+    ['{name', 'a brace has no partner'],
+    ['name}', 'a brace has no partner'],
+    ['{{name}}', 'a brace has no partner'],
+    ['fixed', 'two volumes could get the same path'],
+    ['{name}/data', 'two volumes could get the same path'],
+    ['{label:team}', 'two volumes could get the same path'],
+    ['{label:team}-{name}', 'two volumes could get the same path'],
+    ['{name}{label:team}', 'two volumes could get the same path'],
     ['1/2/3/4/5/6/7/8/{name}', 'it has more than 8 parts'],
   ])('%j is refused: %s', (template, why) => {
     const error = refusalOf(() => parsePathTemplate(template));
     expect(error).toMatchObject({ code: 'invalid', reason: 'store-option-invalid' });
     expect(error.message).toContain('is not a path template: ');
     expect(error.message).toContain(why);
-    expect(error.action).toMatch(/^Write it of \{name\}, \{id\} and \{label:KEY\}/);
+    expect(error.action).toMatch(/^Build the path from \{name\}, \{id\} and \{label:KEY\}/);
   });
 
   test.each(['', 'absent'])('a label that is %j', (label) => {
@@ -88,7 +88,7 @@ describe('filling in', () => {
     (team) => {
       const error = refusalOf(() => fill('{label:team}/{name}', 'photos', { team }));
       expect(error).toMatchObject({ code: 'invalid', reason: 'label-unfit-for-path' });
-      expect(error.action).toMatch(/use labels without slashes, dots in front and the like/);
+      expect(error.action).toMatch(/use labels without slashes or a leading dot/);
     },
   );
 

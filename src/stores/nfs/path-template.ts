@@ -5,7 +5,7 @@ import { isVolumeName, quoted } from '#core/names.ts';
 import type { DataPaths } from '../file-store/layout.ts';
 
 const templateHelp =
-  'Write it of {name}, {id} and {label:KEY}, with / between folders, for example {label:team}/{name}. The last part must contain {id}, or {name} and no labels.';
+  'Build the path from {name}, {id} and {label:KEY}, with / between folders, for example {label:team}/{name}. The last part must contain {id}, or {name} and no labels.';
 
 function invalid(template: string, why: string): StowageError {
   return new StowageError(`${quoted(template)} is not a path template: ${why}`, {
@@ -32,7 +32,7 @@ export function parsePathTemplate(template: string): DataPaths {
     for (const [, found = ''] of part.matchAll(token))
       if (!isPlaceholder(found)) throw invalid(template, `{${found}} is unknown`);
     const example = part.replaceAll(token, 'x');
-    if (/[{}]/.test(example)) throw invalid(template, 'a brace stands alone');
+    if (/[{}]/.test(example)) throw invalid(template, 'a brace has no partner');
     if (!isFolderName(example)) throw invalid(template, `${quoted(part)} cannot be the name of a folder`);
   }
   refuseAmbiguous(template, parts.at(-1) ?? '');
@@ -55,7 +55,7 @@ function refuseAmbiguous(template: string, last: string): void {
     (placeholders.includes('name') && !placeholders.some((placeholder) => placeholder.startsWith(labelPrefix)))
   )
     return;
-  throw invalid(template, 'volumes could not be told apart');
+  throw invalid(template, 'two volumes could get the same path');
 }
 
 /** Parses a path back into name and labels, for existing data. A path with an id matches nothing, because ids cannot be chosen. */
@@ -107,7 +107,7 @@ function labelUnfit(name: string, text: string): StowageError {
       code: 'invalid',
       reason: 'label-unfit-for-path',
       action:
-        "This store's directories are named after labels: use labels without slashes, dots in front and the like.",
+        "This store's directories are named after labels: use labels without slashes or a leading dot, that do not end in .meta.",
     },
   );
 }

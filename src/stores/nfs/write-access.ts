@@ -46,7 +46,7 @@ const rootSquashed = (): StowageError =>
 
 const squashedUserDenied = (uid: number, squash: 'root' | 'all'): StowageError =>
   new StowageError(
-    `no container could write to the volume: ${squash === 'all' ? 'every user' : 'root'} is user ${uid} on its server (squash=${squash}), and another user owns its directory`,
+    `no container could write to the volume: squash=${squash} maps ${squash === 'all' ? 'every user' : 'root'} to user ${uid}, and another user owns its directory`,
     {
       code: 'denied',
       reason: 'volume-root-squashed',
