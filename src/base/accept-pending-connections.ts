@@ -15,7 +15,7 @@ export async function acceptPendingConnections(server: Server): Promise<void> {
   const count = (): void => void acceptedCount++;
   server.on('connection', count);
   try {
-    // Node accepts one pending connection per turn of the event loop. The current turn may be half over.
+    // Node accepts one pending connection per turn of the event loop. Wait for two turns, because part of the current one may have passed.
     for (let before = -1; before !== acceptedCount; ) {
       before = acceptedCount;
       await turn();

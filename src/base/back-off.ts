@@ -11,7 +11,7 @@ export interface BackOffOptions {
   readonly random: () => number;
 }
 
-/** Doubles each time. Jitter between half and all of it keeps callers that failed together from retrying together. */
+/** The delay doubles with each failure. Jitter (half to all of it) keeps callers that failed together from retrying together. */
 export function backOffDelay(failures: number, { firstMs, maxMs, random }: BackOffOptions): number {
   const fullMs = Math.min(maxMs, firstMs * 2 ** Math.min(failures - 1, 30));
   return fullMs * (0.5 + random() / 2);

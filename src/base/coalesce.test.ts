@@ -1,7 +1,7 @@
 import { describe, expect, test } from 'vitest';
 import { coalesce } from './coalesce.ts';
 
-/** Work that ends when the test says so. */
+/** Work whose runs the test ends. */
 function controlledWork(): { readonly work: () => Promise<void>; readonly runs: PromiseWithResolvers<void>[] } {
   const runs: PromiseWithResolvers<void>[] = [];
   const work = (): Promise<void> => {
@@ -14,8 +14,8 @@ function controlledWork(): { readonly work: () => Promise<void>; readonly runs: 
 
 const nextTurn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
-describe('coalesced work', () => {
-  test('calls during a run share the next run, which starts after them', async () => {
+describe('coalesce()', () => {
+  test('lets calls that arrive during a run share the next run', async () => {
     const { work, runs } = controlledWork();
     const run = coalesce(work);
     const ended: string[] = [];
@@ -35,7 +35,7 @@ describe('coalesced work', () => {
     expect(ended).toEqual(['a', 'b', 'c', 'd']);
   });
 
-  test('a failure reaches the callers that share the run, and no others', async () => {
+  test('reports a failure only to the callers that share the failed run', async () => {
     const { work, runs } = controlledWork();
     const run = coalesce(work);
     const results = Promise.allSettled([run(), run()]);

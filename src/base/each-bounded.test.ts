@@ -3,7 +3,7 @@ import { eachBounded } from './each-bounded.ts';
 
 const nextTurn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
-describe('bounded work', () => {
+describe('eachBounded', () => {
   test('never exceeds the limit, and processes every item', async () => {
     let inFlight = 0;
     let maxInFlight = 0;

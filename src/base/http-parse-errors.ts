@@ -14,7 +14,7 @@ export interface RawResponse {
   readonly body: string;
 }
 
-/** What Node's parser rejects never becomes a request, so the answer is written directly to the socket, and the connection ends. */
+/** Node's parser rejects such input before there is a request. So the handler writes the response directly to the socket and closes it. */
 export const createClientErrorHandler =
   (answer: (status: number) => RawResponse) =>
   (error: Error & { readonly code?: string }, socket: Duplex): void => {
@@ -25,7 +25,7 @@ export const createClientErrorHandler =
     endWithResponse(socket, answer(statuses[error.code ?? ''] ?? 400));
   };
 
-/** Writes a last answer to a connection, and ends it. */
+/** Writes a response directly to the socket, then closes the connection. */
 export function endWithResponse(socket: Duplex, { status, headers, body }: RawResponse): void {
   const allHeaders = { ...headers, 'content-length': Buffer.byteLength(body), connection: 'close' };
   const head = Object.entries(allHeaders).map(([name, value]) => `${name}: ${value}\r\n`);

@@ -36,7 +36,7 @@ export interface HttpCall {
   readonly body?: string | undefined;
   /** Streamed instead of a body. */
   readonly stream?: AsyncIterable<Uint8Array> | undefined;
-  /** False: a connection of its own, so that a long call does not block a pooled one. */
+  /** False: use a new connection, so that a long call does not block a pooled one. */
   readonly agent: Agent | false;
   /** Further options of `https.request`. */
   readonly tls?: object;

@@ -5,7 +5,7 @@ import { createKeyedLock } from './keyed-lock.ts';
 
 const neverAborted = new AbortController().signal;
 
-/** Lets all promises settle that can. */
+/** Waits until pending promises have settled. */
 const settle = async (): Promise<void> => {
   for (let n = 0; n < 5; n++) await turn();
 };
@@ -98,7 +98,7 @@ describe('an aborted wait', () => {
     controller.abort(reason);
     await expect(abortedWait).rejects.toBe(reason);
     await settle();
-    // The third must not overtake the first because the second, between them, left.
+    // The third must not overtake the first although the second, between them, left the queue.
     expect(isGranted).toBe(false);
     first[Symbol.dispose]();
     const held = await third;

@@ -3,7 +3,7 @@ import { createLimiter } from './limiter.ts';
 
 const nextTurn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
-/** Work that starts when it gets a slot, and ends when the test says so. */
+/** Work that starts when it gets a slot, and that the test ends. */
 function controlledLimiter(limit: number) {
   const limiter = createLimiter(limit);
   const startedNames: string[] = [];

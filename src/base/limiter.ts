@@ -2,7 +2,7 @@ import { onAbort } from './aborted.ts';
 
 /** Limits concurrency; callers beyond the limit wait in a queue. */
 export interface Limiter {
-  /** The signal ends only the wait in the queue, and its reason is thrown; `work` must check it itself. */
+  /** An abort ends only the wait in the queue, and throws the signal's reason. Afterwards `work` must check the signal itself. */
   run<T>(work: () => Promise<T>, signal?: AbortSignal): Promise<T>;
 }
 

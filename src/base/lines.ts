@@ -2,7 +2,7 @@
 export interface Lines {
   /** The lines that end in this chunk, trimmed, without empty ones. */
   addChunk(chunk: Uint8Array): readonly string[];
-  /** The text after the last newline: an unterminated or truncated line. */
+  /** Returns and drops the text after the last newline: an unterminated or truncated line. */
   takeRest(): string;
 }
 

@@ -3,8 +3,8 @@ import { dirname } from 'node:path';
 import { isErrno } from './errno.ts';
 
 /**
- * Creates a folder and its missing parents; existing ones stay unchanged. Not with Node's own `recursive`, which never returns if a
- * folder can be neither found nor created, as in /proc.
+ * Creates a folder and its missing parents, and leaves existing ones unchanged. Does not use Node's `recursive` option, which never returns
+ * if a folder can be neither found nor created, as in /proc.
  */
 export async function makeFolders(path: string, mode: number): Promise<void> {
   try {

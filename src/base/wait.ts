@@ -6,7 +6,7 @@ export class StillRunning extends Error {
   override readonly name = 'StillRunning';
 }
 
-/** Work that respects the signal ends within this. */
+/** Work that respects the signal ends within this time after an abort. */
 const graceMs = 2_000;
 
 /**

@@ -19,7 +19,7 @@ function fileTaking(maxBytes: number, written: number[]): File {
   return { write } as unknown as File;
 }
 
-test.each([1, 3, 4096])('writes everything although write(2) takes only %i bytes at a time', async (maxBytes) => {
+test.each([1, 3, 4096])('writes everything although write(2) writes only %i bytes at a time', async (maxBytes) => {
   const written: number[] = [];
   await writeAll(fileTaking(maxBytes, written), 'größer als drei');
   expect(Buffer.from(written).toString()).toBe('größer als drei');
@@ -45,12 +45,12 @@ describe.skipIf(needs('root', 'mount'))('on a disk with one free block', () => {
     rmSync(disk, { recursive: true });
   });
 
-  test('writeAll fails with ENOSPC instead of cutting the text', async () => {
+  test('writeAll fails with ENOSPC instead of truncating the text', async () => {
     await using file = await open(join(disk, 'a'), 'wx');
     await expect(writeAll(file, 'x'.repeat(4097))).rejects.toMatchObject({ code: 'ENOSPC' });
   });
 
-  test('writeAllSync fails with ENOSPC instead of cutting the text', () => {
+  test('writeAllSync fails with ENOSPC instead of truncating the text', () => {
     const fd = openSync(join(disk, 'a'), 'wx');
     try {
       expect(() => writeAllSync(fd, 'x'.repeat(4097))).toThrow('ENOSPC');

@@ -7,7 +7,7 @@ export interface Epoll {
   remove(fd: number): void;
   /** Returns the number of ready descriptors after at most `ms` (-1: no limit). Negative: a signal interrupted the wait. */
   wait(ms: number): number;
-  /** The same on another thread; one at a time. */
+  /** Like `wait`, but on another thread. Only one call at a time. */
   waitOnThread(ms: number, done: (count: number) => void): void;
   /** The key of a ready descriptor, valid until the next wait. */
   readyKey(index: number): number;

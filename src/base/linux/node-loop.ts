@@ -36,8 +36,8 @@ export function openNodeLoop(): NodeLoop {
 }
 
 /**
- * We wait in the middle of one of Node's turns, so the kernel must report to us again the events that it has reported to Node, but Node has
- * not handled.
+ * We wait in the middle of one of Node's turns. So the kernel must report events again that it reported to Node and that Node has not
+ * handled yet.
  */
 export function refuseEdgeTriggered(fdinfo: string): void {
   for (const [, events = ''] of fdinfo.matchAll(/^tfd:\s*\d+\s+events:\s*([0-9a-f]+)/gm))

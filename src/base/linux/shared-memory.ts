@@ -26,7 +26,7 @@ export function growMemory(fd: number, size: number): void {
   checkResult('ftruncate', calls().truncate(fd, size));
 }
 
-/** A mapping of such memory. Writes are visible to other processes at once. */
+/** A mapping of shared memory. Writes are visible to other processes at once. */
 export interface MemoryMapping extends Disposable {
   readonly bytes: ArrayBuffer;
   /** A part of the mapping. For a small part, prefer this to `bytes`: V8 counts the size of every buffer as memory in use. */

@@ -13,9 +13,9 @@ export interface Spin {
   recordPoll(ms: number): void;
 }
 
-/** A server nearby answers within this; for one that is farther away it is better to sleep. */
+/** A nearby server answers within this time. For a more distant one, sleeping is better. */
 const maxPollMs = 0.15;
-/** Neither a poll nor an interrupt takes this long by itself. */
+/** A longer time between two polls means that another process had the processor: neither a poll nor an interrupt takes this long. */
 const minPreemptedMs = 0.5;
 /** The number of waits without polling after another process needed the processor. */
 const waitsAfterPreemption = 64;

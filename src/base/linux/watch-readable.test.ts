@@ -203,7 +203,7 @@ describe.each(waitingModes)('watching descriptors, %s', (mode) => {
     let [callbacks, isReplaced] = [0, false];
     using first = createPair();
     const [old, oldOther] = socketPair();
-    // Both are ready at once. The callback of the first closes the second and opens another one with the same number.
+    // Both descriptors are ready at once. The callback of the first closes the second and opens a new one with the same number.
     using _first = watchReadable(first.watched, () => {
       textFrom(first.watched);
       if (isReplaced) return;
@@ -290,7 +290,7 @@ describe.each(waitingModes)('reading from a connection, %s', (mode) => {
   test('receives all bytes, then the end, and closes the duplicated descriptor', async () => {
     const text = 'stowage '.repeat(100_000);
     let before = 0;
-    // The first time creates what all watches share.
+    // The first round creates the descriptors that all watches share.
     for (let round = 0; round < 3; round++) {
       if (round === 1) before = openDescriptors();
       await using connection = await connectTo((socket) => socket.end(text));

@@ -22,7 +22,7 @@ const calls = lazyBindings({ read: 'int64_t read(int fd, void *into, size_t most
 const negatedEagain = -constants.errno.EAGAIN;
 /** The key of Node's own loop. */
 const nodeKey = 0;
-/** How long a thread keeps waiting after the last watch ended. */
+/** The longest wait of a thread, which does not notice that the last watch ended. */
 const threadWaitMs = 100;
 
 interface ReadableWatcher {
@@ -129,7 +129,7 @@ function waitInNodeLoop(node: NodeLoop, epoll: Epoll, handlers: Handlers): () =>
   epoll.add(node.fd, nodeKey);
   const loopCallback = createRepeatedCallback(runUntilNodeIsDue);
 
-  /** The number of ready descriptors, after at most `ms`. */
+  /** Polls first, then sleeps for at most `ms`. Returns the number of ready descriptors. */
   function pollThenWait(ms: number): number {
     const startedAt = performance.now();
     let now = startedAt;

@@ -4,7 +4,7 @@ import { createSlots } from './call-slots.ts';
 const neverAborted = new AbortController().signal;
 
 describe('call slots', () => {
-  test('are given out up to their number, then in the order of requests', async () => {
+  test('are granted up to their number, then in FIFO order', async () => {
     const slots = createSlots(2);
     const order: number[] = [];
     const first = await slots.acquire(neverAborted);
@@ -26,7 +26,7 @@ describe('call slots', () => {
     expect(order).toEqual([3, 4]);
   });
 
-  test('are not given to a caller whose signal aborted, and go to the next caller', async () => {
+  test('are granted to the next caller if a queued caller aborts', async () => {
     const slots = createSlots(1);
     const held = await slots.acquire(neverAborted);
     const controller = new AbortController();
@@ -42,7 +42,7 @@ describe('call slots', () => {
   });
 });
 
-test('a slot released during shared work goes to the next caller, and its owner gets one back before the callers that wait', async () => {
+test('releaseDuring() lends the slot to the next caller, and its owner gets a slot back before the queued callers', async () => {
   const slots = createSlots(1);
   const order: string[] = [];
   const sharedWork = Promise.withResolvers<void>();

@@ -17,8 +17,8 @@ import type { VerbContext } from './verb-context.ts';
 const maxAttempts = 8;
 
 /**
- * Creates the record exclusively and makes it durable before the data. The record is the intent, and it prevents making a volume twice.
- * Existing data are complete, since they appear in one step.
+ * Creates the record exclusively and makes it durable before it creates the data. The record is the intent, and it prevents a second creation
+ * of the same volume. Existing data are complete, since they appear in one step.
  */
 export function createCreate(ctx: VerbContext): Store['create'] {
   const { storeRoot, layout, dataPath, volume } = ctx;
@@ -57,7 +57,7 @@ export function createCreate(ctx: VerbContext): Store['create'] {
     }
   }
 
-  /** The server did not answer. The record stays, so that a retry of the request finds out, and no other request gets the name. */
+  /** The server did not answer. Keep the record, so that a retry of the request finds the outcome, and no other request gets the name. */
   const isOutcomeUnknown = (cause: unknown): boolean => hostLocks !== undefined && !isDefiniteFailure(cause);
 
   /** Removes the record that this host wrote if its data could not be made. */

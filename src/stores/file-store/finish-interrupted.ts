@@ -11,8 +11,8 @@ import type { VerbContext } from './verb-context.ts';
 
 /**
  * Every verb writes its intent into the record, then moves the data, then the record, each by one rename. After a crash the location of the
- * data shows how far it came. If they did not move, nothing happened, and the intent is ignored from then on. If they did, the record is
- * moved after them. At each moment exactly one record counts.
+ * data shows how far it came. If they did not move, nothing happened, and later verbs ignore the intent. If they moved, this moves the record,
+ * too. At each moment exactly one record counts.
  *
  * Call it with the volume locked and a record that was read under the lock. True: it finished an operation, and the record has moved.
  */

@@ -42,7 +42,7 @@ describe('discarding a directory only if it is empty', () => {
   });
 
   test.each(['ENOTEMPTY', 'EEXIST', 'EIO'])(
-    'refuses one that holds something, for a server that answers %s',
+    'refuses a directory that is not empty, also if the server returns %s',
     async (code) => {
       await mkdir(join(dataPath(), 'folder'), { recursive: true });
       await expect(discardIfEmpty(filesWithFailingRmdir(code))).rejects.toMatchObject({
@@ -72,7 +72,7 @@ describe('discarding a directory only if it is empty', () => {
   test.each([
     ['a file', () => writeFile(dataPath(), '')],
     ['a symbolic link', () => symlink('/tmp', dataPath())],
-  ])('leaves %s alone that replaced the directory, even if rmdir would remove it', async (_what, plant) => {
+  ])('does not remove %s that replaced the directory, even if rmdir would remove it', async (_what, plant) => {
     await plant();
     const rmdir: Files['rmdir'] = (path) => rm(path);
     await expect(discardIfEmpty({ rmdir })).rejects.toMatchObject({ reason: 'volume-data-unusable' });

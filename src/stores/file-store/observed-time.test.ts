@@ -19,7 +19,7 @@ beforeEach(() => {
   clock = createFakeClock();
 });
 
-/** Of a new process, with the clock of its machine. */
+/** The observed time as a new process sees it, with the clock of its machine. */
 function openObservedTime(
   processClock: FakeClock = clock,
   more: Partial<StoreRoot> = {},

@@ -6,7 +6,7 @@ import { isFull, UnsuitableFile } from './files.ts';
 import type { StoreRoot } from './store-root.ts';
 
 /**
- * How long this instance has observed the store, over all its processes. Each process measures the time between two of its observations with
+ * The time for which this instance, with all its processes, has observed the store. Each process measures the time between two observations with
  * its monotonic clock and saves the sum on the store, so the count never runs faster than real time, whatever any clock is set to. Time does
  * not count if no process ran, if a process did not observe the store for long, or if a crash came before it was saved.
  *
@@ -21,7 +21,7 @@ export interface ObservedTime {
 }
 
 interface LastCount {
-  /** Identifies the last write of the file that we read or made. Undefined: there is no file. */
+  /** Identifies the last write of the file, by us or by another process. Undefined: there is no file. */
   readonly mark: string | undefined;
   readonly value: number;
   readonly savedValue: number;

@@ -116,7 +116,7 @@ describe.each<[string, (store: FileStore, volume: Volume) => Promise<unknown>]>(
       await store.trash.restore(volume.id, volumeNameOf('n'), scope);
     },
   ],
-])('a name to which a volume was being %s, with its data there already', (_what, move) => {
+])('a name to which a volume was being %s when its host was killed after moving the data', (_what, move) => {
   let volume: Volume;
   beforeEach(async () => {
     volume = await (await startHost('one')).store.create(spec('a', 'one'), scope);

@@ -44,7 +44,7 @@ describe('the owner', () => {
     expect(decideExpiry(entry(), owner({ observed: 10 * day - 60_000 }))).toEqual({ verdict: 'keep' });
   });
 
-  test('of a store that is not shared is the host that has it, without the sightings of another host', () => {
+  test('of a store that is not shared is the host that has it, without the observations of another host', () => {
     const expiry = entry({ seen: { by: 'other', at: 12 * day } });
     expect(decideExpiry(entry(), other({ isShared: false }))).toEqual({ verdict: 'record', expiry });
     expect(decideExpiry(expiry, other({ isShared: false, observed: 14 * day }))).toEqual({ verdict: 'purge' });
@@ -85,9 +85,9 @@ describe('another host', () => {
   });
 
   test.each([
-    ['long after that one should have purged the entry', overdue + 18 * day + 1],
-    ['where that one wrote down a time far in the future', overdue - 18 * day - 1],
-  ])('replaces a successor that does not purge: %s', (_when, serverNow) => {
+    ['that should have purged the entry long ago', overdue + 18 * day + 1],
+    ['whose recorded time is far in the future', overdue - 18 * day - 1],
+  ])('replaces a successor %s', (_when, serverNow) => {
     const expired = { ...entryWithSuccessor, expiresAt: 50 * day };
     const third = { ...other({ serverNow }), instance: 'third' };
     const successor = { by: 'third', at: 12 * day, since: serverNow };
@@ -149,23 +149,20 @@ describe('the stored expiry', () => {
   });
 
   test.each([
-    ['no object', 'soon'],
+    ['text instead of an object', 'soon'],
     ['a list', []],
     ['null', null],
     ['a date in words', { ...entry(), expiresAt: 'soon' }],
     ['a negative date', { ...entry(), expiresAt: -1 }],
-    ['a date that is no whole number', { ...entry(), expiresAt: 1e300 }],
+    ['a date that is not an integer', { ...entry(), expiresAt: 1e300 }],
     ['no retention', { ...entry(), retention: undefined }],
     ['no owner', { ...entry(), owner: 7 }],
   ])('with %s never expires', (_what, value) => {
     expect(parseExpiry(value)).toBe('unreadable');
   });
 
-  test.each([['soon'], [{ by: 7, at: 1 }], [{ by: 'owner', at: -1 }]])(
-    'a sighting that cannot be read is none: %j',
-    (seen) => {
-      const { seen: _seen, ...unseen } = entry();
-      expect(parseExpiry({ ...unseen, seen, successor: seen })).toEqual(unseen);
-    },
-  );
+  test.each([['soon'], [{ by: 7, at: 1 }], [{ by: 'owner', at: -1 }]])('ignores an invalid observation: %j', (seen) => {
+    const { seen: _seen, ...unseen } = entry();
+    expect(parseExpiry({ ...unseen, seen, successor: seen })).toEqual(unseen);
+  });
 });

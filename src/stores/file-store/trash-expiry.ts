@@ -24,7 +24,7 @@ export interface Observation {
   readonly at: number;
 }
 
-/** The host that looks at an entry. */
+/** The host that decides on an entry. */
 export interface Observer {
   readonly instance: string;
   /** False: this host has the store locked, so no other host can purge. */
@@ -43,9 +43,9 @@ export type Verdict =
 
 const hourMs = 3_600_000;
 const weekMs = 7 * 24 * hourMs;
-/** An owner that is up purges within a minute; one that restarts or is updated is back within this time. */
+/** A running owner purges within a minute. An owner that restarts or is updated is back within this time. */
 const takeOverAfterMs = hourMs;
-/** If a sighting is further ahead of the ObservedTime than this, the count was lost and has restarted from 0. */
+/** If a recorded observation is further ahead of the ObservedTime than this, the count was lost and has restarted from 0. */
 const maxAheadMs = hourMs;
 
 const graceMs = (retention: number): number => Math.max(weekMs, retention);
@@ -117,7 +117,7 @@ export function parseExpiry(value: unknown): Expiry | 'unreadable' {
   };
 }
 
-/** An unreadable sighting counts as none: the next host that sees the entry starts counting. */
+/** An unreadable observation counts as none: the next host that sees the entry starts counting. */
 function observationIn(value: unknown): Observation | undefined {
   if (!isJsonObject(value)) return undefined;
   const { by, at } = value;

@@ -2,7 +2,7 @@ import type { ObservedTime } from './observed-time.ts';
 import type { Expiry, Observer } from './trash-expiry.ts';
 import type { VerbContext } from './verb-context.ts';
 
-/** This instance as an observer of expiry: which times it knows. */
+/** This instance as an observer of trash entries, with the times that it knows. */
 export interface TrashObserver {
   /** Undefined: the server does not tell. */
   serverTime(): Promise<number | undefined>;

@@ -38,7 +38,7 @@ export interface VerbContext {
     work: (scope: HeldScope) => Promise<T>,
     length?: keyof CallSlots,
   ): Promise<T>;
-  /** Like `runVerb`, for work that removes a volume from the root if it is there. May repeat the work: a full store gives up reserve for it. */
+  /** Like `runVerb`, for work that removes a volume from the root if it is there. May repeat the work: if the store is full, it removes a piece of the reserve and retries. */
   runRemoval(
     doing: string,
     ref: VolumeRef,
@@ -47,7 +47,7 @@ export interface VerbContext {
     /** `keepsQuota`: the work can still refuse, and calls `removeQuota` itself once it no longer can. */
     options?: { readonly keepsQuota?: boolean },
   ): Promise<void>;
-  /** Removes the volume's quota records, which are beside its data. Absent is success. */
+  /** Removes the volume's quota records, which are not part of its data. Idempotent. */
   removeQuota(meta: Meta): Promise<void>;
   /** Runs the work with the volume locked against other hosts. The caller has already locked its name in this process. */
   withVolumeLock<T>(id: VolumeId, scope: Scope, work: (scope: HeldScope) => Promise<T>): Promise<T>;
@@ -67,7 +67,7 @@ export interface VerbContext {
   /** Like `takeOverTorn`, without waiting. False: a host works on the record, or it has changed. */
   tryTakeOverTorn(name: VolumeName): Promise<boolean>;
   /**
-   * Takes over an empty or cut-off record. Waits while another host works on it. False: it has changed.
+   * Takes over an empty or truncated record. Waits while another host works on it. False: it has changed.
    */
   takeOverTorn(name: VolumeName, scope: Scope): Promise<boolean>;
   /** A limit that starts now, for names, which are taken by creating a record. Work that has a volume locked uses the limit of its scope. */

@@ -11,7 +11,7 @@ import { unlinkIfThere, writeNew } from './files.ts';
 import { missingTool } from './mkfs.ts';
 import type { LocalOptions } from './options.ts';
 
-/** Each step reports what is wrong and what to do. Skips steps that make no sense after a failure. */
+/** A failed step reports the problem and an action. Skips steps that depend on a failed one. */
 export async function checkStore(
   { storeRoot, clock }: VerbContext,
   options: LocalOptions,

@@ -6,8 +6,8 @@ import { scope } from '#testing/contracts/store.ts';
 import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
 import { keptForAWeek } from '#testing/trash-retention.ts';
 
-// Each test puts the store into the state that kill -9 leaves at one point of a verb, reopens it, and then either
-// repeats the call or sweeps. Both must end in the same complete state, and in between there is one volume, not two.
+// Each test puts the store into the state that kill -9 leaves at one point of a verb, reopens the store, and then either
+// repeats the call or sweeps. Both must end in the same complete state, and between them there must be exactly one volume.
 
 let storeUnderTest: LocalStoreUnderTest;
 
@@ -63,7 +63,7 @@ interface Recovery {
   readonly checkEnd: () => Promise<void>;
 }
 
-/** Runs one crash, then recovers in both ways. */
+/** Adds two tests: one recovers by repeating the call, the other by a sweep. */
 function testCrash(title: string, prepare: () => Promise<Recovery>, checkEndOfSweep?: () => Promise<void>): void {
   for (const way of ['repeated', 'swept'] as const) {
     test(`${title}, then ${way}`, async () => {
@@ -172,7 +172,7 @@ describe('after a kill during delete', () => {
     };
   });
 
-  test('freeing space first removes the record first', async () => {
+  test('reclaim removes the record before it frees the space', async () => {
     const made = await createFilled();
     await rename(storeUnderTest.at('a'), storeUnderTest.at('.stowage', 'deleting', made.id));
     await storeUnderTest.reopen();
@@ -180,7 +180,7 @@ describe('after a kill during delete', () => {
     await expectGone();
   });
 
-  test('a repeated creation before the repeated deletion makes a new volume without the old data', async () => {
+  test('a creation before the deletion is repeated makes a new volume without the old data', async () => {
     const made = await createFilled();
     await rename(storeUnderTest.at('a'), storeUnderTest.at('.stowage', 'deleting', made.id));
     await storeUnderTest.reopen();

@@ -9,7 +9,7 @@ import {
 export const MiB = 1024n * 1024n;
 export const blockSize = 4096n;
 
-/** The parameters that decide how much of an image file its file system can offer. From our own mkfs options or from a superblock. */
+/** The parameters that determine how much of an image file its file system can offer. From our own mkfs options or from a superblock. */
 export type Geometry = XfsGeometry | Ext4Geometry;
 
 export interface XfsGeometry {
@@ -88,7 +88,7 @@ function newInodeTable({ block }: Ext4Geometry, blocks: bigint, groups: bigint):
   return ceilDiv(ceilDiv(ceilDiv(blocks * block, bytesPerInode), groups) * inodeSize, block);
 }
 
-/** mke2fs leaves room for the descriptors of a file system 1024 times as large, one indirect block's worth at most. */
+/** mke2fs reserves space for the descriptors of a file system 1024 times as large, but at most one indirect block. */
 function newDescriptors({ block, descriptorSize, groupBlocks }: Ext4Geometry, blocks: bigint, inUse: bigint): bigint {
   const largest = blocks * 1024n > 2n ** 32n - 1n && blocks <= 2n ** 32n - 1n ? 2n ** 32n - 1n : blocks * 1024n;
   const all = ceilDiv(ceilDiv(largest, groupBlocks), block / descriptorSize);

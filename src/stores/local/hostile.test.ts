@@ -154,7 +154,7 @@ describe('a record', () => {
     ['instance', { instance: 1 }],
     ['movingTo', { movingTo: '..' }],
     ['deletedAt', { deletedAt: 'x' }],
-  ])('with a wrong %s is reported and left alone: %j', async (field, change) => {
+  ])('with an invalid %s is reported and kept: %j', async (field, change) => {
     await mkdir(storeUnderTest.at('a'));
     await writeFile(storeUnderTest.at('a.meta'), JSON.stringify({ ...validRecord(), ...change }));
     expect(await Array.fromAsync(storeUnderTest.store.list(scope))).toEqual([]);
@@ -174,7 +174,7 @@ describe('a record', () => {
     expect(await reasonOf(storeUnderTest.store.get(volumeName('a'), scope))).toBe('conflict record-unreadable');
   });
 
-  test('of a newer format is refused with that reason', async () => {
+  test('of a newer format is refused with the reason format-newer', async () => {
     await mkdir(storeUnderTest.at('a'));
     await writeFile(storeUnderTest.at('a.meta'), JSON.stringify({ ...validRecord(), version: 2 }));
     expect(await reasonOf(storeUnderTest.store.get(volumeName('a'), scope))).toBe('unsupported format-newer');
@@ -190,7 +190,7 @@ describe('a record', () => {
     expect(process.memoryUsage().rss - before).toBeLessThan(50e6);
   });
 
-  test('as large as allowed is read', async () => {
+  test('of the maximum size is read', async () => {
     const labels = { long: 'x'.repeat(60_000) };
     const made = await create('a', { labels });
     expect((await storeUnderTest.store.get(made.name, scope))?.volume).toEqual(made);
@@ -245,11 +245,11 @@ describe('a record', () => {
     expect(await store.housekeeping.orphans(scope)).toMatchObject([{ kind: 'unreadable-record', name: 'a' }]);
   });
 
-  test('cut off anywhere, and without data, is an interrupted creation', async () => {
+  test('truncated at any byte, without data, counts as an interrupted creation', async () => {
     await create('a', { labels: { 'a"{b': 'c}\\"}', ü: '\n' } });
     const whole = await readFile(storeUnderTest.at('a.meta'));
     await rmdir(storeUnderTest.at('a'));
-    // Without its last byte, the end of the line, it is still complete.
+    // Without its last byte, the newline, the record is still complete.
     for (let length = 0; length < whole.length - 1; length++) {
       await writeFile(storeUnderTest.at('a.meta'), whole.subarray(0, length));
       await storeUnderTest.store.housekeeping.sweep(scope);
@@ -265,7 +265,7 @@ describe('a record', () => {
 });
 
 describe('other files in the root', () => {
-  test('are offered for adoption, or not, with the reason', async () => {
+  test('are offered for adoption, or listed with the reason against it', async () => {
     await create('mine');
     for (const name of ['good', 'a..b', '.hidden', 'lost+found', 'sp ace', 'x.meta'])
       await mkdir(storeUnderTest.at(name));
@@ -344,7 +344,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
     throw new Error('it never became full');
   }
 
-  test('a full store says so, keeps its volumes, and lets them be deleted, also after a restart', async () => {
+  test('a full store reports store-full, keeps its volumes, and can delete them, also after a restart', async () => {
     const made = await fill();
     expect(made.length).toBeGreaterThan(3);
     expect((await store.store.names(scope)).toSorted()).toEqual(made.map(({ name }) => name).toSorted());
@@ -421,7 +421,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
 
   test.skipIf(needs('xfs', 'ext4'))('a full store leaves nothing of an image that did not fit', async () => {
     await using images = await localStore({ layout: 'image' }, await mkdtemp(join(disk, 'images-')));
-    // The log of the xfs does not fit from the start; for the tables of the ext4 the disk must be nearly full.
+    // The log of xfs never fits. The tables of ext4 do not fit only if the disk is nearly full.
     for (const bytes of [300n, 20n].map((size) => size * 1024n * 1024n)) {
       expect(await reasonOf(images.store.create(volumeSpec('a', { bytes }), scope))).toBe('exhausted store-full');
       expect(await readdir(images.root)).toEqual(['.stowage']);

@@ -22,7 +22,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a disk that do
     // Fails if the disk is already thawed. Registered first, because a process that waits for a frozen disk cannot be killed.
     const thaw = () => run('fsfreeze', ['--unfreeze', disk]).catch(() => undefined);
     onTestFinished(async () => void (await thaw()));
-    // One for each of the two stores that are being opened there, and one for everything else.
+    // Plus one thread for each of the two stores that are being opened there, and one for everything else.
     const threads = `${maxFileCalls + 3}`;
     const child = run(
       process.execPath,

@@ -33,7 +33,7 @@ const GiB = 1024n * MiB;
 const spec = (name: string, bytes: bigint | undefined, more: Partial<VolumeSpec> = {}): VolumeSpec =>
   volumeSpec(name, { bytes, ...more });
 
-/** What `df` shows, while `work` uses the mounted volume. */
+/** Mounts the image, runs `work`, and returns the size that `df` shows. */
 async function sizeOfMounted(
   image: string,
   work: (at: string) => Promise<void> = async () => undefined,
@@ -166,7 +166,7 @@ describe.skipIf(needs('xfs', 'ext4'))('an image store', () => {
     expect((await storeUnderTest.store.usage(made, scope)).bytes).toBeLessThan(70n * MiB);
   });
 
-  test('reports the sizes that are possible', async () => {
+  test('refuses other sizes, with the possible range in the error', async () => {
     expect(await reasonOf(create('a', 16n * MiB - 1n))).toBe('out-of-range size-out-of-range');
     expect(await reasonOf(create('a', 1024n ** 5n + 1n))).toBe('out-of-range size-out-of-range');
     expect(await reasonOf(create('a', -1n))).toBe('out-of-range size-out-of-range');
@@ -177,9 +177,9 @@ describe.skipIf(needs('xfs', 'ext4'))('an image store', () => {
     expect(await readdir(storeUnderTest.root)).toEqual(['.stowage']);
   });
 
-  test('leaves nothing of a volume too large for the file system below', async () => {
+  test('leaves nothing of a volume that is too large for the underlying file system', async () => {
     const result = await create('a', 1024n ** 5n, { access: 'block' }).catch((cause: unknown) => cause);
-    // Where the file system below can hold it, there is nothing to refuse.
+    // Some underlying file systems can hold such a file.
     if (result instanceof StowageError) {
       expect([result.code, result.reason]).toEqual(['out-of-range', 'file-too-large']);
       expect(await readdir(storeUnderTest.root)).toEqual(['.stowage']);

@@ -51,7 +51,7 @@ export function newExt4(bytes: bigint): Ext4Geometry {
   };
 }
 
-/** Sets every option that the size depends on, because defaults differ between versions of the tool. */
+/** Sets every option that affects the size, because defaults differ between versions of the tool. */
 export async function mkfsXfs(path: string, top: TopDirectory, clock: Clock, scope: Scope): Promise<void> {
   const prototype = `${path}.proto`;
   const needsPrototype = top.uid !== 0 || top.gid !== 0 || top.mode !== 0o755;

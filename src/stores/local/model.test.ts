@@ -43,7 +43,7 @@ type Step = typeof steps extends fc.Arbitrary<infer T> ? T : never;
 
 const isNameTaken = (model: Model, name: VolumeName): boolean => model.volumes.has(name) || model.released.has(name);
 
-/** Does the step to the store and to the model; the two must agree on whether it is possible. */
+/** Applies the step to the store and to the model. The two must agree on whether it is possible. */
 async function perform(step: Step, under: LocalStoreUnderTest, model: Model): Promise<void> {
   const { store } = under;
   const ref = (name: VolumeName): { id: VolumeId; name: VolumeName } => ({
@@ -74,7 +74,7 @@ async function perform(step: Step, under: LocalStoreUnderTest, model: Model): Pr
       const made = await attempt(!isNameTaken(model, step.name), store.create(spec(step.name, step.bytes), scope));
       if (made === undefined) return;
       model.volumes.set(step.name, { id: made.id, labels: {}, bytes: step.bytes });
-      // The data tell whose they are.
+      // Identifies the volume that the data belong to.
       await writeFile(under.at(step.name, 'id'), made.id);
       return;
     }

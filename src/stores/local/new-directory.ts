@@ -5,7 +5,7 @@ import { isFull } from '../file-store/files.ts';
 import type { StoreRoot } from '../file-store/store-root.ts';
 import type { LocalOptions } from './options.ts';
 
-/** Makes directories with the owner and mode of the options. */
+/** Returns a function that creates a directory with the owner and mode of the options. */
 export async function createDirectoryMaker(
   options: LocalOptions,
   storeRoot: StoreRoot,
@@ -36,7 +36,7 @@ async function setOwnerAndMode(path: string, { uid, gid, mode }: LocalOptions): 
   await chmod(path, mode);
 }
 
-/** Tries it, because the umask, the parent's set-gid bit and default ACLs all affect the result. */
+/** Creates a directory to find out, because the umask, the parent's set-gid bit and default ACLs all affect the result. */
 async function mkdirSuffices(options: LocalOptions, storeRoot: StoreRoot): Promise<boolean> {
   const probe = storeRoot.scratchPath();
   try {

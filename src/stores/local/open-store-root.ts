@@ -157,7 +157,7 @@ export async function openStoreRoot(
       });
       await sync();
     };
-    // If a disk was mounted there in the meantime, all of this was done below its mount point.
+    // If a disk was mounted at the root in the meantime, all files above were written below its mount point.
     await found.verify();
     const held = stack.move();
     return {
@@ -215,7 +215,7 @@ async function makeOwnFolder(path: string): Promise<void> {
   }
 }
 
-/** A full disk is fine: it has answered, and the store must open so that volumes can be deleted. */
+/** Ignores a full disk: it has responded, and the store must open so that volumes can be deleted. */
 async function probeWrite(path: string): Promise<void> {
   try {
     await writeNew(path, 'probe');

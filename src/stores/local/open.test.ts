@@ -51,7 +51,7 @@ async function refusal(work: Promise<unknown>): Promise<StowageError> {
   throw new Error(`expected a StowageError, got ${String(thrown)}`);
 }
 
-/** Runs in a process of its own: opens the store and prints what came of it; with 'hold' it stays. */
+/** The command of a process that opens the store and prints the result. With 'hold' it keeps the store open. */
 function openerCommand(storePath: string, then: 'hold' | 'end', options = '{}'): string[] {
   const kind = pathToFileURL(join(import.meta.dirname, 'kind.ts')).href;
   const code = `
@@ -91,7 +91,7 @@ describe('a store in use', () => {
     await symlink(root, `${root}-link`);
     try {
       expect((await refusal(open(`${root}-link`))).reason).toBe('store-locked');
-      // The refused attempt must not have dropped the lock: closing any descriptor of it would, were it a bare one.
+      // The refused attempt must not have released the lock, as closing any descriptor of a bare fcntl lock would.
       expect(openInOtherProcess(root)).toMatchObject({ reason: 'store-locked' });
     } finally {
       await rm(`${root}-link`);
@@ -153,7 +153,7 @@ describe('the root directory', () => {
       `the store in ${root} has layout directory, not image`,
     ]);
     expect((await refusal(open(root, { options: { layout: 'image' }, readOnly: true }))).reason).toBe('layout-differs');
-    // The refusals gave the lock back.
+    // The refused attempts released the lock.
     await open(root);
   });
 
@@ -296,7 +296,7 @@ describe('the root of an open store', () => {
     ];
   };
 
-  test('that was deleted makes every call fail: no call reports a volume as absent or creates anything', async () => {
+  test('that was deleted makes every call fail; no call reports a volume as absent or creates a file', async () => {
     const store = await open(root);
     await rm(root, { recursive: true });
     for (const call of calls(store)) {
@@ -398,7 +398,7 @@ describe('options', () => {
   });
 
   test.skipIf(needs('ordinary-user'))(
-    'an ordinary user cannot give volumes to others, and gets an error at once',
+    'an ordinary user cannot open a store whose volumes belong to another user',
     async () => {
       await chmod(root, 0o777);
       const [file, args] = asOrdinaryUser(openerCommand(root, 'end', '{"uid":"0"}'));

@@ -19,7 +19,7 @@ describe.skipIf(needs('linux'))('files of a store on a disk of this machine', ()
   });
   afterEach(() => ground[Symbol.dispose]());
 
-  /** No thread can answer before Node's loop turns. */
+  /** Whether the work ended within this turn of the event loop, which a thread of the pool cannot do. */
   async function isSynchronous(work: Promise<unknown>): Promise<boolean> {
     let ended = false;
     void work.then(() => {
@@ -39,7 +39,7 @@ describe.skipIf(needs('linux'))('files of a store on a disk of this machine', ()
 
   test('a folder has the identity that stat(2) gives, and another one after it was replaced', () => {
     const path = at('store');
-    // Of devices with other numbers too.
+    // Other devices have other numbers.
     for (const folder of [path, '/proc', '/dev', '/sys']) {
       const { dev, ino } = statSync(folder, { bigint: true });
       expect([folder, folderInCache(folder)]).toEqual([folder, { dev, ino }]);
@@ -54,7 +54,7 @@ describe.skipIf(needs('linux'))('files of a store on a disk of this machine', ()
     expect(folderInCache(at('missing'))).toBeUndefined();
   });
 
-  test('are the same as through the thread pool', async () => {
+  test('give the same results as through the thread pool', async () => {
     const files = await filesIn(at('store'));
     symlinkSync('one.meta', at('store', 'link'));
     symlinkSync(at('store'), at('way'));

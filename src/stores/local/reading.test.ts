@@ -16,7 +16,7 @@ import { parseOptions } from './options.ts';
 import { createSlotsByDevice } from './slots-by-device.ts';
 
 test.each(['usage', 'source'] as const)(
-  '%s finishes nothing that another operation is in the middle of',
+  '%s waits for an operation in progress, and does not finish it',
   async (verb) => {
     await using stack = new AsyncDisposableStack();
     const root = await mkdtemp(join(tmpdir(), 'stowage-reading-'));
@@ -40,14 +40,14 @@ test.each(['usage', 'source'] as const)(
     );
     const readVerbs = createReadVerbs(verbContext);
     let readResult: Promise<unknown> = Promise.resolve();
-    // As the trash does it: the intent, the data, then the record.
+    // The steps of a move to the trash: write the intent, move the data, then the record.
     await verbContext.runVerb('moving', [made.name], scope, async () => {
       const { store: _store, ...meta } = made;
       await storeRoot.replaceRecord(storeRoot.metaPath('a'), { ...meta, deletedAt: 1 });
       await mkdir(storeRoot.ownPath('trash', made.id));
       await rename(join(root, 'a'), storeRoot.ownPath('trash', made.id, 'data'));
       readResult = readVerbs[verb](made, scope).catch((cause: unknown) => cause);
-      // Without the wait for the name it would be done by then; with it, only the clock ends this.
+      // Without the lock on the name the verb would end first. With it, the sleep ends first.
       await Promise.race([readResult, clock.sleep(100, scope.signal)]);
       expect(await readdir(root)).toEqual(['.stowage', 'a.meta']);
       await rename(storeRoot.metaPath('a'), storeRoot.ownPath('trash', made.id, 'meta'));

@@ -23,7 +23,7 @@ const blockSize = 512n;
  */
 export interface ScanLimits {
   readonly maxLinks: number;
-  /** Total length of the paths of those directories, in bytes. */
+  /** Total length of the paths of the directories still to scan. */
   readonly maxPathBytes: number;
 }
 

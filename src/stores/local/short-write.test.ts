@@ -89,7 +89,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('with one free block lef
       expect(await readdir(join(disk, '.stowage', 'trash'))).toEqual([]);
     });
 
-    test('no other change of a record cuts it short', async () => {
+    test('no other change of a record truncates it', async () => {
       fillUpToOneBlock(disk);
       const before = readFileSync(join(disk, 'a.meta'), 'utf8');
       const { store } = storeUnderTest;

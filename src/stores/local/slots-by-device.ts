@@ -5,7 +5,7 @@ import { type CallSlots, createSlots } from '../file-store/call-slots.ts';
  * slots for its calls. A call keeps its slot until it really ends, even if its caller gives up earlier.
  */
 
-/** Each makes one file call at a time. With fewer, 32 concurrent requests were slower; with more they were not faster. */
+/** Each short call makes one file call at a time. With fewer slots, 32 concurrent requests were slower; with more they were not faster. */
 export const maxShortCalls = 16;
 const maxLongCalls = 3;
 /** Concurrent file calls of one long call. */

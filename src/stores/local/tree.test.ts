@@ -25,7 +25,7 @@ afterEach(async () => {
   await rm(outside, { recursive: true });
 });
 
-/** Ten thousand levels, made by renaming: no path is ever long. */
+/** Creates nested directories by renaming, so that no path gets long. */
 async function makeDeepTree(top: string, levels: number): Promise<void> {
   await mkdir(top);
   for (let i = 0; i < levels; i++) {
@@ -79,7 +79,7 @@ describe('emptying a folder', () => {
     for (let i = 0; i < 40; i++) await mkdir(join(tree, `${i}`, 'sub'), { recursive: true });
     let isSwapping = true;
     const swapDirectories = async (): Promise<void> => {
-      // As a container with an open handle would; by the time most of these run, the tree has moved.
+      // A container with an open handle could do this. Most of these calls fail, because the tree has moved.
       for (let i = 0; isSwapping; i = (i + 1) % 40) {
         await rename(join(tree, `${i}`), join(tree, `was-${i}`)).catch(() => undefined);
         await symlink(outside, join(tree, `${i}`)).catch(() => undefined);
@@ -115,7 +115,7 @@ describe('scanning a tree', () => {
   const du = (path: string): bigint =>
     BigInt(execFileSync('du', ['-s', '-B1', path], { encoding: 'utf8' }).split('\t')[0] ?? '');
 
-  test('counts what du counts: blocks, holes as nothing, links once, nothing outside', async () => {
+  test('counts what du counts: allocated blocks, hard links once, no targets of symbolic links', async () => {
     await mkdir(join(folder, 'a', 'b'), { recursive: true });
     await writeFile(join(folder, 'a', 'file'), Buffer.alloc(100_000, 1));
     await link(join(folder, 'a', 'file'), join(folder, 'a', 'b', 'same'));
@@ -133,7 +133,7 @@ describe('scanning a tree', () => {
     expect(await scanTree(folder, limit.signal)).toMatchObject({ complete: false });
   });
 
-  test('limits its memory, skips the rest and reports an incomplete result', async () => {
+  test('skips what exceeds its memory limits, and reports an incomplete result', async () => {
     for (const name of ['a', 'b', 'c']) await mkdir(join(folder, 'd', name), { recursive: true });
     for (const name of ['x', 'y']) {
       await writeFile(join(folder, name), 'x');

@@ -20,11 +20,11 @@ const O_PATH = 0o10000000;
  * Removes the contents of `folder`, a directory that only this user can change. Other programs may still be changing the trees inside it (a
  * container with an open handle, swapping a directory for a symbolic link).
  *
- * It never descends: it first renames a subdirectory that is not empty into `folder`. So in every path that it uses, only the last component
- * could be replaced by others, and unlink, rmdir and rename never follow that. A mount inside a tree can't be renamed (EBUSY), so nothing is
+ * It never descends: it first renames a subdirectory that is not empty into `folder`. So other programs can replace only the last component of
+ * a path that it uses, and unlink, rmdir and rename never follow a link there. A mount inside a tree can't be renamed (EBUSY), so nothing is
  * ever removed from another file system. Depth costs neither descriptors nor path length, and the work can stop at any point.
  *
- * Returns the entries that it could not remove. It remembers nothing else: a tree may have more directories than fit into memory.
+ * Returns the entries that it could not remove. It keeps nothing else in memory, because a tree may have more directories than fit.
  */
 export async function emptyFolder(folder: string, scope: Scope): Promise<readonly Unremovable[]> {
   const refilled = new Map<string, number>();

@@ -13,7 +13,7 @@ describe('directories that other provisioners made', () => {
   test.each([
     ['csi-driver-nfs', 'pvc-1e0f8a5e-3c2b-4c57-9a51-2f1d5a0c7c11'],
     ['nfs-subdir-external-provisioner', 'web-data-db-0-pvc-0b9c5b2e-55f7-4a35-8b4b-19d0f7a2f9aa'],
-  ])('of %s become volumes in place, with their contents', async (_who, name) => {
+  ])('of %s become volumes in place, with their contents', async (_provisioner, name) => {
     const { store, folder } = await nfsStoreOnDisk();
     await mkdir(join(folder, name), { mode: 0o777 });
     await writeFile(join(folder, name, 'row'), '1');
@@ -35,7 +35,7 @@ describe('directories that other provisioners made', () => {
     expect(adopted.labels).toEqual({ namespace: 'web', tier: 'gold' });
     expect(await store.source(adopted, scope)).toMatchObject({ path: '/export/web/db' });
     expect(await readFile(join(folder, 'web', 'db', 'row'), 'utf8')).toBe('1');
-    // The folder is no volume, and what is in the volume is none either.
+    // Neither the folder nor a directory inside the volume is a volume.
     await mkdir(join(folder, 'web', 'db', 'inner'));
     expect(await names()).toEqual(['cache']);
     const fresh = await store.create({ ...spec('new', { namespace: 'web' }) }, scope);

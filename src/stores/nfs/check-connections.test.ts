@@ -11,7 +11,7 @@ import { openNfs } from '#testing/nfs-store.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
-// A check of a store that is open: its connections are no proof that one could be made now.
+// Checks of an open store. Its existing connections do not show that a new one can be opened.
 
 async function openStoreOn(port: number, options: Readonly<Record<string, string>> = {}): Promise<FileStore> {
   const store = await openNfs({
@@ -67,7 +67,7 @@ test('many concurrent checks of a store with many connections make few connectio
 
 test('with one source port, the check shares the only connection', async () => {
   const { server } = await startOwnServer({ path: '/export' });
-  // Above those that systems take for outgoing connections.
+  // Above the range of ephemeral ports.
   const sourceport = `${61_000 + Math.floor(Math.random() * 4_000)}`;
   const store = await openStoreOn(server.port, { sourceport });
   expect(await store.check(scope)).toMatchObject({ ok: true });

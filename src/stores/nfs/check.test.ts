@@ -23,7 +23,7 @@ import { checkNfs } from './check.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { parseOptions } from './options.ts';
 
-/** `resolve ✓, connect ✗`, as a person sees it. */
+/** The steps as text, such as `resolve ✓, connect ✗`. */
 const summaryOf = ({ steps }: StoreCheck): string =>
   steps.map(({ step, ok }) => `${step} ${ok ? '✓' : '✗'}`).join(', ');
 
@@ -95,7 +95,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     expect(readdirSync(pathIn('plain'), { recursive: true })).toEqual(before);
   });
 
-  test('root squash: connecting succeeds and writing fails', async () => {
+  test('a server with root squash fails at the step write', async () => {
     expectFailed(
       await checkNewStore(uri('squashed')),
       'resolve ✓, connect ✓, mount ✓, write ✗',
@@ -114,7 +114,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     );
   });
 
-  test('read-only', async () => {
+  test('a read-only export fails at the step write, unless the store is read-only', async () => {
     expectFailed(
       await checkNewStore(uri('read-only')),
       'resolve ✓, connect ✓, mount ✓, write ✗',
@@ -126,7 +126,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     expect(found.ok).toBe(true);
   });
 
-  test('an export that does not exist', async () => {
+  test('an export that does not exist fails at the step mount', async () => {
     expectFailed(
       await checkNewStore(uri('nothing')),
       'resolve ✓, connect ✓, mount ✗',
@@ -156,8 +156,8 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
   });
 });
 
-describe.skipIf(needs('ganesha', 'rpcbind'))('with a portmapper', () => {
-  test('is asked, and its answer is reported', async () => {
+describe.skipIf(needs('ganesha', 'rpcbind'))('a portmapper', () => {
+  test('returns the port of the MOUNT service, which the check reports', async () => {
     const scratch = createScratchFolder();
     onTestFinished(() => scratch[Symbol.dispose]());
     const path = join(scratch.folder, 'exported');
@@ -174,7 +174,7 @@ describe.skipIf(needs('ganesha', 'rpcbind'))('with a portmapper', () => {
 });
 
 describe('connecting', () => {
-  test('a server that accepts connections and never answers delays a check only shortly, whatever the options', async () => {
+  test('a server that accepts connections and never answers delays a check by less than 10 s, whatever the options', async () => {
     const silent = createServer((socket) => void socket.on('error', () => undefined));
     const port = await new Promise<number>((resolve) => {
       silent.listen(0, '127.0.0.1', () => resolve((silent.address() as { port: number }).port));
@@ -186,11 +186,11 @@ describe('connecting', () => {
     expect(performance.now() - startedAt).toBeLessThan(10_000);
   }, 60_000);
 
-  test('a host name that does not resolve', async () => {
+  test('a host name that does not resolve fails at the step resolve', async () => {
     expectFailed(await checkNewStore('nfs://nowhere.invalid/x'), 'resolve ✗', /does not resolve/, /getent hosts/);
   });
 
-  test('a port that nothing listens on', async () => {
+  test('a port that nothing listens on fails at the step connect', async () => {
     const server = createServer();
     const port = await new Promise<number>((resolve) => {
       server.listen(0, '127.0.0.1', () => resolve((server.address() as { port: number }).port));
@@ -204,7 +204,7 @@ describe('connecting', () => {
     );
   });
 
-  test('without a portmapper the check continues', async () => {
+  test('a check continues without a portmapper', async () => {
     const own = await startOwnServer({ path: '/export', host: '127.9.9.9' });
     const { steps } = await checkNewStore(`nfs://127.9.9.9:${own.server.port}/export`);
     expect(steps.find(({ step }) => step === 'portmap')).toMatchObject({

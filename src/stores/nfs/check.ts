@@ -16,7 +16,7 @@ export interface CheckParts {
   readonly options: NfsOptions;
   readonly store: string;
   readonly clock: Clock;
-  /** Makes connections for this check alone. The existing ones of an open store do not show whether a new one can be made. */
+  /** Opens connections for this check alone. The existing ones of an open store do not show whether a new one can be opened. */
   readonly connect: Connect;
   readonly readOnly: boolean;
   /** Removes files of checks that were killed. */
@@ -24,7 +24,7 @@ export interface CheckParts {
 }
 
 const pingCount = 5;
-/** Time limits of the whole check and of one call. A user waits for the check, and a healthy server answers quickly. */
+/** Timeouts of the whole check and of one call. Short, because a user waits for the check and a healthy server answers quickly. */
 const checkTimeoutMs = 8_000;
 const callTimeoutMs = 4_000;
 

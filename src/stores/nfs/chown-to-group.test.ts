@@ -35,7 +35,7 @@ interface Volume {
   readonly parent: string;
   readonly nfs: NfsClient;
   readonly root: FileHandle;
-  /** Calls that change something, in their order. */
+  /** For each SETATTR, in order: whether it changed the top directory or something below. */
   readonly changedPlaces: string[];
   readonly changes: SetAttributes[];
   chownToGroup(group: number, signal?: AbortSignal): Promise<unknown>;
@@ -96,7 +96,7 @@ async function startVolume(
   };
 }
 
-/** With what users put into volumes; something outside that a link leads to. */
+/** Creates files as users do, and a file outside the volume as the target of a link. */
 function plantFiles({ directory, parent }: Volume): void {
   mkdirSync(join(directory, 'a/b'), { recursive: true, mode: 0o755 });
   writeFileSync(join(directory, 'a/b/file'), '');
@@ -124,7 +124,7 @@ describe.skipIf(needs('root'))('changing the group of a volume', () => {
       '1001:2000 775',
       '1001:2000 777',
     ]);
-    // Servers differ in what a mode of a link means.
+    // Servers treat the mode of a link differently, so it must not be set.
     expect(served.changes).toContainEqual({ gid: group });
     const { gid, mode } = lstatSync(join(served.parent, 'outside'));
     expect([gid, mode & 0o7777]).toEqual([0, 0o644]);

@@ -18,10 +18,9 @@ import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
-// Several hosts on one export, at the same time. What two of them can do to each other at any point of any verb is in
-// interleaved-hosts.test.ts; here they run freely, against real servers.
+// Several hosts work on one export at the same time, on real servers. interleaved-hosts.test.ts tests every interleaving of two verbs.
 
-/** Somewhere that several hosts can open as one store: a new one each time. */
+/** A server on which several hosts can open the same store. */
 interface Site extends AsyncDisposable {
   createStoreFolder(): { readonly folder: string; open(instance: string): Promise<FileStore> };
 }
@@ -38,7 +37,7 @@ function storeFoldersIn(
     const folder = join(parent, `${++count}`);
     mkdirSync(folder);
     const uri = uriOf(folder);
-    // Each with connections of its own, as on hosts of their own.
+    // Each host has its own connections, as on separate machines.
     const open = (instance: string): Promise<FileStore> =>
       openNfs({ uri, options, instance, kind: kindOf(createConnect(systemClock())) });
     return { folder, open };
@@ -114,12 +113,12 @@ for (const [title, start] of Object.entries(sites))
       count: number,
     ): Promise<{ readonly folder: string; readonly stores: readonly FileStore[] }> {
       const { folder, open } = site.createStoreFolder();
-      // At the same moment: the store is new to all of them.
+      // Open at the same time, so that each host may be the first.
       const stores = await Promise.all(Array.from({ length: count }, (_, i) => open(`host-${i + 1}`)));
       return { folder, stores };
     }
 
-    test('all hosts get the same store id, though each may have been the first', async () => {
+    test('all hosts that open a new store at the same time get the same store id', async () => {
       const { stores } = await openHosts(8);
       expect(new Set(stores.map(({ identity }) => identity)).size).toBe(1);
       expect(stores[0]?.identity).toMatch(/^[0-9a-f-]{36}$/);
@@ -162,7 +161,7 @@ for (const [title, start] of Object.entries(sites))
       expect(contentsOf(folder).heldLocks()).toEqual([]);
     });
 
-    test('every one of several concurrent label changes counts', async () => {
+    test('no concurrent label change is lost', async () => {
       const { stores } = await openHosts(3);
       const made = await (stores[0] as FileStore).create(spec('a'), scope);
       const revisions = await Promise.all(
@@ -195,7 +194,7 @@ for (const [title, start] of Object.entries(sites))
     });
   });
 
-/** What the calls of each host have returned, and what must therefore exist. */
+/** Records what the calls of each host returned, and checks that the store agrees. */
 function createModel(folder: string, seed: number) {
   const known: Volume[] = [];
   /** The ids of volumes that a host deleted. */
@@ -211,7 +210,7 @@ function createModel(folder: string, seed: number) {
 
   async function create(store: FileStore, host: string): Promise<void> {
     const made = await store.create(spec(anyName(), { instance: host }), scope);
-    // No other host knows its id yet, so none moves it.
+    // No other host knows its id yet, so no host moves it.
     writeFileSync(join(folder, made.name, 'file'), made.id);
     known.push(made);
   }

@@ -26,7 +26,7 @@ export interface Session {
   /** Addresses of the server's names, in the order in which they are tried. */
   readonly addresses: readonly string[];
   readonly port: number;
-  /** The handle of the store's directory. Each call asks the server. */
+  /** Returns the handle of the store's directory. Each call sends a MNT request. */
   mount(signal: AbortSignal): Promise<FileHandle>;
   /** The error, if the server accepts connections and closes them at once. */
   findHangUp(signal: AbortSignal): Promise<Error | undefined>;
@@ -111,7 +111,7 @@ const keyOf = (options: NfsOptions, port: number): string => {
   return JSON.stringify({ hosts, port, connections, squash, uid, gid, retries, sourcePorts, tls, network });
 };
 
-/** The connection was made, and only TLS failed. */
+/** The TCP connection was established, and only TLS failed. */
 export const isTlsFailure = (cause: unknown): boolean =>
   cause instanceof ClientCertificateRejected ||
   cause instanceof TlsFilesUnreadable ||

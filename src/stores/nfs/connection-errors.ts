@@ -21,7 +21,7 @@ export class TlsFilesUnreadable extends Error {
 /** The server closes every connection before anything is sent. */
 export class ServerHangsUp extends Error {}
 
-/** The server closes the connection after it has seen our certificate, or that we have none. */
+/** The server closes the connection because it rejects our certificate or requires one. */
 export class ClientCertificateRejected extends Error {}
 
 /** The NFS service answers, but the MOUNT service does not. */
@@ -60,7 +60,7 @@ export class ExportRefused extends Error {
   }
 }
 
-/** What a server requires and we do not have. Undefined: unknown. */
+/** A requirement of the server that our calls do not meet. Undefined: unknown. */
 export type MissingRequirement = 'privileged-port' | 'tls' | undefined;
 
 /** The server denies every call. */

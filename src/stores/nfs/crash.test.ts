@@ -18,9 +18,9 @@ import { keptForAWeek } from '#testing/trash-retention.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
-// A host is killed at each call to the server that a verb makes: before the server gets it, or when it has done it and
-// the answer is lost. Then the same host comes back and asks again; or another host works on the store in between. In
-// the end all must lie there as if the verb had never been disturbed.
+// A host is killed at each call to the server that a verb makes: before the server gets the call, or after the server has
+// executed it and before the reply. Then the same host restarts and retries; in half of the cases another host works on the
+// store in between. The final state must be the same as without the crash.
 
 interface PreparedVolumes {
   readonly a: Volume;
@@ -36,7 +36,7 @@ const spec = (name: string, requestId: string): VolumeSpec =>
 
 /** Labels, sizes and owners are changed in the same way. */
 const verbs: Readonly<Record<string, Verb>> = {
-  // In a folder that is not there yet, where the store puts volumes into folders.
+  // With a path template, this label's folder does not exist yet.
   create: (store) => store.create({ ...spec('n', 'create'), labels: { team: 'fresh' } }, scope),
   delete: (store, { a }) => store.delete(a, scope),
   'delete an empty one': (store, { empty }) => store.delete(empty, scope),
@@ -57,7 +57,7 @@ const verbs: Readonly<Record<string, Verb>> = {
   'adopt a released volume': (store) => store.adoption.adopt(name('r'), spec('r', 'adopt'), scope),
 };
 
-/** A place with the same things in it each time. */
+/** An export, and how to connect to it. */
 interface CrashExport {
   readonly folder: string;
   readonly uri: string;
@@ -92,13 +92,13 @@ async function prepareVolumes(ground: CrashExport): Promise<PreparedVolumes> {
   await store.adoption.release(released, scope);
   mkdirSync(join(folder, 'd'));
   writeFileSync(join(folder, 'd', 'file'), 'planted');
-  // Makes its reserve, which is not what these tests are about.
+  // Creates the reserve, so that no verb under test creates it.
   await store.housekeeping.reclaim(scope);
   await store.close();
   return { a, empty, trashed, released };
 }
 
-/** Where everything is, with names for the ids. */
+/** Describes the contents of the store, with keys instead of ids. */
 function summary({ folder }: CrashExport, setting: PreparedVolumes): string[] {
   const contents = contentsOf(folder);
   const keyById = new Map(Object.entries(setting).map(([key, { id }]) => [id as string, key]));
@@ -120,7 +120,7 @@ async function sweepAndReclaim(store: FileStore): Promise<void> {
   await store.housekeeping.reclaim(scope);
 }
 
-/** What of the setting can be lost by that verb, since that is what it is for. */
+/** The volume that a verb destroys. */
 const volumeDestroyedBy: Readonly<Record<string, keyof PreparedVolumes>> = { delete: 'a', purge: 'trashed' };
 
 function lostVolumes({ folder }: CrashExport, setting: PreparedVolumes, verb: string): string[] {
@@ -137,7 +137,7 @@ interface Crash {
   readonly when: 'before' | 'after';
 }
 
-/** Whether it died: a verb that makes fewer calls does not. */
+/** Returns whether the host crashed. A verb that makes fewer calls than `at` completes. */
 async function runUntilCrash(
   ground: CrashExport,
   setting: PreparedVolumes,
@@ -170,11 +170,11 @@ async function recover(ground: CrashExport, setting: PreparedVolumes, verb: stri
 const maxCalls = 60;
 
 interface PreparedExports {
-  /** A furnished ground, the same each time. */
+  /** A new export with the same volumes each time. */
   next(): Promise<{ readonly ground: CrashExport; readonly setting: PreparedVolumes }>;
 }
 
-/** At every call: what happens before one of them has happened after the one before. */
+/** Killing a host before a call is the same as killing it after the previous call, so each pair is tested once. */
 const crashPoints = [
   { when: 'before', between: 'nobody' },
   { when: 'after', between: 'another host' },
@@ -187,7 +187,7 @@ async function runOtherHost(ground: CrashExport, setting: PreparedVolumes, verb:
   await sweepAndReclaim(other);
   await other.housekeeping.orphans(scope);
   expect(lostVolumes(ground, setting, verb)).toEqual([]);
-  // What the dead host held is its own business.
+  // The other host does not wait for locks of the dead host.
   expect(waits).toBe(0);
   await other.close();
 }
@@ -208,7 +208,7 @@ function testCrashes(stage: () => PreparedExports, verbNames: readonly string[])
   });
 }
 
-/** On a folder that is put back as it was. */
+/** Uses one folder, which is reset for each crash. */
 function onDisk(options: Readonly<Record<string, string>> = {}): () => PreparedExports {
   const prepared = {} as { ground: CrashExport; setting: PreparedVolumes; resetFolder: () => void };
   beforeAll(async () => {
@@ -256,13 +256,13 @@ test('an abandoned intent does not lead to the data of another volume', async ()
   const setting = await prepareVolumes(ground);
   const { empty } = setting;
   const verb = 'rename an empty one';
-  // Killed with the intent written, and nothing moved.
+  // Killed after it wrote the intent and before it moved the data.
   for (let at = 1; !readFileSync(join(folder, 'e.meta'), 'utf8').includes('movingTo'); at++)
     expect(await runUntilCrash(ground, setting, { verb, at, when: 'after' })).toBe(true);
   await sweepAndReclaim(await open(ground, 'mortal'));
   mkdirSync(join(folder, 'n'));
   writeFileSync(join(folder, 'n', 'file'), 'another user’s');
-  // Killed with the data removed, and the record not.
+  // Killed after it removed the data and before it removed the record.
   const resetFolder = snapshotOf(folder);
   for (let at = 1; existsSync(join(folder, 'e')); at++) {
     resetFolder();

@@ -25,7 +25,7 @@ test('a caller that aborts does not wait for the diagnosis of a silent server', 
   const rejection = expect(connecting).rejects.toThrow(/no reply in time/);
   await vi.waitFor(() => expect(connections).toBe(1));
   clock.advance(1_050);
-  // Tried once more, to see whether it hangs up; its time stands still from here on.
+  // The second connection checks whether the server hangs up. The fake clock does not advance any more.
   await vi.waitFor(() => expect(connections).toBe(2));
   controller.abort();
   await rejection;

@@ -28,7 +28,7 @@ export interface ServerEndpoint {
   readonly dial: Dial;
 }
 
-/** Finds out what a server that denies our calls requires, by trying it. */
+/** Finds out what a server that denies our calls requires: tries a privileged port, then TLS. */
 export async function findMissingRequirement(
   endpoint: ServerEndpoint,
   mountPort: number,
@@ -99,7 +99,7 @@ export async function explainHangUp(
   return tlsHangUp === undefined ? cause : new ClientCertificateRejected('hung up', { cause: tlsHangUp });
 }
 
-/** The same for the calls of an open store. Calls that fail at the same time share one check. */
+/** Like `explainHangUp`, for the calls of an open store. Calls that fail at the same time share one check. */
 export function createHangUpExplainer(
   { findHangUp }: { readonly findHangUp: (signal: AbortSignal) => Promise<Error | undefined> },
   clock: Clock,
@@ -122,7 +122,7 @@ export function createHangUpExplainer(
   };
 }
 
-/** Undefined: at least one address keeps the connection open, or refuses it. */
+/** Undefined: at least one address keeps the connection open, or refuses the connection. */
 export async function detectHangUp(
   { addresses, port, dial }: Pick<ServerEndpoint, 'addresses' | 'port' | 'dial'>,
   signal: AbortSignal,

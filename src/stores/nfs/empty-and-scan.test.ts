@@ -25,7 +25,7 @@ import { type CallInterceptor, interceptCalls } from '#testing/nfs-tap.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
-// Whole trees: what users put into volumes, deleted and measured through the server.
+// Deletes and measures whole trees of users' files through the server.
 
 describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   const ganesha = ganeshaFolders('trees');
@@ -46,7 +46,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
 
   const deletingEntries = (): string[] => readdirSync(join(folder, '.stowage', 'deleting'));
 
-  /** Deep, wide, and with everything that a user can put there. */
+  /** Creates a deep and wide tree with every kind of file that a user can create. */
   function plantTree({ name }: Volume, files = 300): string {
     const top = join(folder, name);
     let deepest = top;
@@ -62,7 +62,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     writeFileSync(join(top, 'closed', 'inside'), 'x');
     chmodSync(join(top, 'closed'), 0);
     execFileSync('mkfifo', [join(top, 'pipe')]);
-    // A name that is no text.
+    // A name that is not UTF-8.
     writeFileSync(Buffer.concat([Buffer.from(`${top}/`), Buffer.from([0xff, 0xfe])]), 'x');
     return top;
   }
@@ -121,7 +121,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     for (const volume of [one, two]) await store.delete(volume, scope);
     await store.housekeeping.reclaim(scope);
     expect(deletingEntries()).toEqual([one.id]);
-    // Nor does it keep what lies beside it.
+    // The siblings of the directory were removed.
     expect(readdirSync(deletedAt(one))).toEqual(['of root']);
     const detail = expect.stringMatching(/of root\/(file|other): REMOVE: NFS3ERR_ACCES; 1 more refused/);
     expect(await store.housekeeping.orphans(scope)).toMatchObject([
@@ -171,7 +171,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   });
 
   describe('usage', () => {
-    test('is what du counts: hard links once, symbolic links not followed, holes not at all', async () => {
+    test('equals the result of du: counts hard links once, and neither holes nor targets of symbolic links', async () => {
       const store = await open();
       const made = await store.create(volumeSpec('a'), scope);
       const top = plantTree(made, 20);
@@ -183,7 +183,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
       const usage = await store.usage(made, scope);
       expect(usage).toMatchObject({ complete: true, bytes: BigInt(du.split('\t')[0] ?? '') });
       const inodes = execFileSync('du', ['--summarize', '--inodes', top], { encoding: 'utf8' });
-      // All but the directory itself.
+      // du also counts the directory itself.
       expect(usage.files).toBe(BigInt(inodes.split('\t')[0] ?? '') - 1n);
     });
 

@@ -46,7 +46,7 @@ export async function emptyFolder(
   return unremovable;
 }
 
-/** The most files with several names that a scan remembers. With more, its figures are incomplete. */
+/** The maximum number of files with several names that a scan keeps in memory. With more, its result is incomplete. */
 const maxCountedLinks = 250_000;
 
 export async function scanTree(

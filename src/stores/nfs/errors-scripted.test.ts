@@ -9,7 +9,7 @@ import { RpcError } from '#wire/nfs3/index.ts';
 import { XdrError } from '#wire/xdr/reader.ts';
 import { createNfsStoreKind } from './kind.ts';
 
-describe('errors that only a scripted server gives', () => {
+describe('errors from a scripted server', () => {
   test.each([
     ['DQUOT', 'exhausted', 'store-quota', /the quota on the server for nowhere:\/export is used up$/, /raise it/],
     ['NOSPC', 'exhausted', 'store-full', /no space left on the server's disk of nowhere:\/export$/, /add space/],
@@ -40,7 +40,7 @@ describe('errors that only a scripted server gives', () => {
       /nowhere:\/export is read-only: the export, or its file system on the server$/,
       /\(rw\)/,
     ],
-  ] as const)('%s', async (status, code, reason, message, action) => {
+  ] as const)('reports NFS3ERR_%s', async (status, code, reason, message, action) => {
     const folder = await exportFolder();
     onTestFinished(() => rmSync(folder, { recursive: true }));
     let isBroken = false;

@@ -38,7 +38,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
 
   const pathIn = (...names: readonly string[]): string => join(scratch.folder, ...names);
   const locationOf = (path: string): string => `${ganesha.host}:${pathIn(path)}`;
-  // One process, which knows what it made before.
+  // All opens belong to one process, which recognizes its own earlier files.
   const marks = { own: newProcessMark(), dead: [] };
 
   async function open(path: string, more: Options = {}, readOnly = false): Promise<FileStore> {
@@ -173,7 +173,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
         ),
         action: /^Try again\. If it persists/,
       });
-      // What only asks has done nothing in any case.
+      // A call that only reads has no effect, so the error must not say that it may have been done.
       const silence = new RegExp(`failed: ${ganesha.host} did not answer in time$`);
       const reading = [refusal(store.get(volumeName('late'), scope)), refusal(store.names(scope))];
       for (const error of [...(await Promise.all(reading)), await refusal(open('plain', { timeout: '3s' }))])
@@ -183,15 +183,15 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     }
     const thawedAt = performance.now();
     const reopened = await open('plain');
-    // It does what it was asked for then, also after it has answered others, unless the connection was reset before.
+    // After the thaw the server may still execute the delayed CREATE, unless the connection was reset before.
     const isRecordComplete = (): boolean => {
       const made = statSync(pathIn('plain', 'late.meta'), { throwIfNoEntry: false });
       if (made === undefined) return performance.now() - thawedAt > 5_000;
       return Math.abs(made.mtimeMs - made.ctimeMs) > 60_000;
     };
     await expect.poll(isRecordComplete, { timeout: 10_000 }).toBe(true);
-    // Our client that lost its call looks at the file when the server is back. If it does so between CREATE and the setting of the time,
-    // ganesha reports the wrong time for a minute. Until then the record seems to be another host's, and the answer is "try again".
+    // When the server is back, our client checks the file of its lost call. If it does so between CREATE and the setting of the mtime,
+    // ganesha returns the wrong mtime for a minute. During that time the record seems to belong to another host, and create fails with 'busy'.
     const create = async (): Promise<string> => {
       try {
         return (await reopened.create(spec('late'), scope)).name;
@@ -206,7 +206,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
   }, 200_000);
 
   test('resends a call whose reply was lost, without an error', async () => {
-    // On the server's own address, where the MOUNT service is too.
+    // The proxy uses the server's own address, because the MOUNT service is there, too.
     const proxy = await startProxy({ host: ganesha.host, port: ganesha.nfsPort }, ganesha.host);
     const store = await open('plain', { port: `${proxy.port}` });
     for (const [i, procedure] of [create.number, mkdir.number].entries()) {
@@ -257,12 +257,12 @@ describe('our own server', () => {
     expect(readdirSync(folder)).toEqual([]);
   });
 
-  test('read-only', async () => {
+  test('reports a read-only export', async () => {
     const own = await startOwnServer({ path: '/export', readOnly: true });
     expect(await refusal(open(own, '/export'))).toMatchObject({ code: 'denied', reason: 'nfs-read-only' });
   });
 
-  test.skipIf(needs('linux', 'root'))('a privileged port, which MOUNT wants too', async () => {
+  test.skipIf(needs('linux', 'root'))('reports that MOUNT requires a privileged port, too', async () => {
     const own = await startOwnServer({ path: '/export', privilegedPorts: true });
     expect(await refusal(open(own, '/export'))).toMatchObject({ code: 'denied', reason: 'nfs-privileged-port' });
     const store = await open(own, '/export', { sourceport: 'privileged' });

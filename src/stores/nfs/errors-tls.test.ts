@@ -23,7 +23,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     execFileSync('openssl', [...keyOptions, ...subject, ...files], { stdio: 'pipe' });
   }
 
-  /** As the option `tls` wants it. */
+  /** Creates a folder for the option `tls`. */
   function createTlsFolder(name: string, files: Readonly<Record<string, string>>): string {
     mkdirSync(pathIn(name));
     for (const [to, from] of Object.entries(files)) copyFileSync(pathIn(from), pathIn(name, to));
@@ -51,7 +51,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     return store;
   }
 
-  /** Where they are may be told, what is in them never. */
+  /** Errors may contain the paths of keys and certificates, but never their contents. */
   function expectNoSecret({ message, action, stack = '' }: StowageError): void {
     for (const text of [message, action, stack]) expect(text).not.toMatch(/BEGIN|PRIVATE|CERTIFICATE-----/);
   }
@@ -141,7 +141,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     ['an empty folder', {}, 'ca.pem'],
     ['a certificate without its key', { 'client.pem': 'client.pem' }, 'client.key'],
     ['a key without its certificate', { 'ca.pem': 'server.pem', 'client.key': 'client.key' }, 'client.pem'],
-  ])('%s', async (title, files, missing) => {
+  ])('reports %s as a missing file', async (title, files, missing) => {
     const tls = createTlsFolder(title, files);
     expectError(await refusal(openNfs({ uri: 'nfs://127.0.0.1/export', options: { tls } })), {
       code: 'invalid',

@@ -27,7 +27,7 @@ async function listenOnFreePort(server: Server): Promise<string> {
   return `${(server.address() as AddressInfo).port}`;
 }
 
-/** In a process of its own, whose network has no routes. */
+/** A script for a separate process whose network has no routes. */
 const openWithoutRoutes = `
   import { createNfsStoreKind } from '#stores/nfs/kind.ts';
   import { silentLog } from '#base/log.ts';
@@ -112,7 +112,7 @@ describe('a server that cannot be reached', () => {
   });
 });
 
-/** NULL is answered by every program. */
+/** A program that replies to NULL and to these procedures. */
 function programAnswering(
   number: number,
   version: number,
@@ -123,7 +123,7 @@ function programAnswering(
   return { number, version, procedures: new Map(procedures) };
 }
 
-/** Follows RPC; its programs are what the test says. */
+/** An RPC server with these programs. Returns its port. */
 const rpcServer = (...programs: readonly ServedProgram[]): Promise<string> =>
   listenOnFreePort(createRpcServer({ programs }));
 
@@ -162,7 +162,7 @@ describe('a server without a service', () => {
   });
 });
 
-/** A MOUNT service that answers every MNT with this status, and exports these. */
+/** A MOUNT service that replies to every MNT with this status, and lists these exports. */
 function mountProgramAnswering(status: number, ...exported: readonly string[]): ServedProgram {
   const mnt: Reply = (writer) => void writer.u32(status) as undefined;
   const list: Reply = (writer) => {

@@ -36,7 +36,7 @@ export interface ErrorContext {
   readonly uid: number;
   readonly privileged: boolean;
   readonly tls: boolean;
-  /** The network in which our connections start. Undefined: that of the host. */
+  /** The network that we connect from. Undefined: the host's network. */
   readonly network: string | undefined;
 }
 

@@ -51,7 +51,7 @@ interface FoundFile {
   readonly attributes: Attributes;
 }
 
-/** For listings that are kept in memory: protects against a server whose listing never ends. */
+/** Limits listings that are kept in memory, in case a server's listing never ends. */
 const maxListedEntries = 500_000;
 /** Retries if other hosts replace a record between LOOKUP and READ. */
 const maxReadAttempts = 8;
@@ -136,7 +136,7 @@ export function createNfsFiles({ nfs, folders, deadlineMs, nextMark }: NfsFilesP
   const lstat: Files['lstat'] = async (path) => {
     const found = await attributesOf(path);
     if (found === undefined) return undefined;
-    // NFS version 3 has no time of birth.
+    // NFS version 3 has no birth time.
     return {
       type: typeOf(found),
       createdAt: toMs(found.mtime, found.mtimeNs),
@@ -219,7 +219,7 @@ export function createNfsFiles({ nfs, folders, deadlineMs, nextMark }: NfsFilesP
       }
     },
     writeNewUnless: async (beside, path, text) => {
-      // Both calls at the same time. Only write the text, which gives the file its meaning, once both have been answered.
+      // Send both calls at the same time. Write the text, which makes the file a record, only after both replies.
       const [data, made] = await Promise.allSettled([undefinedIfFolderAbsent(find(beside)), createFile(path)]);
       if (made.status === 'rejected') {
         if (isErrno(made.reason, 'EEXIST')) return 'exists';
@@ -235,7 +235,7 @@ export function createNfsFiles({ nfs, folders, deadlineMs, nextMark }: NfsFilesP
     },
     newFolder: (path, mode) => mkdir(path, { mode }),
     makeFolder: async (path, mode = 0o700) => {
-      // Look first: not every server refuses to create an existing folder.
+      // Check first: not every server refuses to create an existing folder.
       const existing = await lstat(path);
       if (existing?.type === 'directory') return;
       try {

@@ -6,7 +6,7 @@ import { asSystemError } from './system-error.ts';
  * was recreated), resolves the path again and retries once.
  */
 export interface Folders {
-  /** Calls `work` with the parent folder of a path and the name in it. Errors of the server get a system's code. */
+  /** Calls `work` with the parent folder of a path and the name in it. Converts the server's errors to errno codes. */
   inParent<T>(path: string, work: (folder: FileHandle, name: string) => Promise<T>): Promise<T>;
   /** Calls `work` with the parent folders and names of two paths. */
   inParents<T>(from: string, to: string, work: (from: Location, to: Location) => Promise<T>): Promise<T>;

@@ -21,11 +21,11 @@ import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
-// Servers that stand still, die and come back, under a store that stays open.
+// Servers that are frozen, killed and restarted while a store is open.
 
 const spec = (called: string, requestId = `${Math.random()}`): VolumeSpec => volumeSpec(called, { requestId });
 const timeoutMs = 1_000;
-/** A call without an answer, and how the store handles it. */
+/** One call that times out, and the time that the store needs to handle it. */
 const answerTimeoutMs = timeoutMs + 2_000;
 
 const codeOf = (work: Promise<unknown>): Promise<string> => outcome(work, 'code');
@@ -40,7 +40,7 @@ const openWithTimeout = (
   ms = timeoutMs,
 ): Promise<FileStore> => openNfs({ uri, options: { ...options, timeout: `${ms}ms` } });
 
-/** A folder that goes with the test. */
+/** Creates a folder that is removed after the test. */
 function createFolder(what: string): string {
   const folder = realpathSync(quickFolder(what));
   onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
@@ -93,7 +93,7 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
         }
       }
     })();
-    // All of that while the frozen ones wait for their first answer.
+    // The other stores finish while the calls to the frozen server wait for their first reply.
     const winner = await Promise.race([verbs.then(() => 'the frozen'), otherWork.then(() => 'the others')]);
     expect([winner, answeredCount]).toEqual(['the others', 10]);
     expect(await verbs).toEqual(Array(7).fill('deadline'));
@@ -106,7 +106,7 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
       const want = spec(`v${round}`, `request ${round}`);
       const [outcome] = await Promise.all([codeOf(frozenStore.create(want, scope)), frozen.server.freeze()]);
       expect(['deadline', 'done']).toContain(outcome);
-      // And once surely without an answer.
+      // The server is certainly frozen now, so this call times out.
       expect(await codeWithin(answerTimeoutMs, frozenStore.create(spec(`v${round}`, `request ${round}`), scope))).toBe(
         'deadline',
       );
@@ -156,7 +156,7 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
       /^(unavailable|deadline)$/,
     );
     await frozen.server.restart();
-    // It may need longer for its first answers than this store waits.
+    // The first replies after a restart may take longer than the timeout of this store.
     await vi.waitFor(async () => expect((await frozenStore.label(made, { x: 'y' }, scope)).revision).toBe(2), 20_000);
     expect((await frozenStore.create(spec('b'), scope)).name).toBe('b');
     expect((await frozenStore.names(scope)).toSorted()).toEqual(['a', 'b']);
@@ -209,7 +209,7 @@ test('a server with two addresses works while one of them is unreachable', async
   const made = await store.create(spec('a'), scope);
   expect([extraAddresses[0].used > 0, extraAddresses[1].used]).toEqual([true, 0]);
 
-  // In the middle of twenty creations.
+  // Cut the first address during twenty creations.
   const creating = Promise.all(Array.from({ length: 20 }, (_, i) => store.create(spec(`v${i}`), scope)));
   await extraAddresses[0].cut();
   expect(new Set((await creating).map(({ id }) => id)).size).toBe(20);

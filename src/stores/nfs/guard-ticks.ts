@@ -13,7 +13,7 @@ export interface GuardTicksParts {
   comparesNanoseconds(): Promise<boolean>;
 }
 
-/** If the server's clock was set back by more than this, it won't reach the first time again soon. */
+/** If the server's clock was set back by more than this, it will not reach the first time again soon. */
 const maxSetBackSeconds = 60;
 /** Shorter than the timestamp granularity of most servers. */
 const tickMs = 2;

@@ -7,7 +7,7 @@ import { isFreeMark } from './lock-marks.ts';
 import { createStaleFileWatch } from './stale-file-watch.ts';
 import { createVolumeLocks, deadLock, type TakenLock, type VolumeLocksParts } from './volume-locks.ts';
 
-/** Longer than the time after which the creator of a record stops by itself: see `presumedDeadMs`. */
+/** Longer than the time after which the creator of a record gives up: see `presumedDeadMs`. */
 const deadRecord = { afterMs: presumedDeadMs, steadyMs: 2_000 } as const;
 const lockTimeoutMs = 15_000;
 const lockRetryMs = 100;

@@ -15,16 +15,16 @@ import { type CallInterceptor, crashableProcess, interceptCalls, shortWaitClock 
 import { keptForAWeek } from '#testing/trash-retention.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
-// Two hosts, one verb each: the first is stopped before each of its calls to the server in turn, the second does its
-// whole work meanwhile (or as much as it can without the first), then the first goes on. Whatever they answer, no data
-// may be lost without a deletion, no volume may exist twice, and no record may be wrong.
+// Two hosts run one verb each. The first host is suspended before each of its calls to the server in turn. Meanwhile the
+// second host runs its verb, to the end or until it waits for the first; then the first continues. Whatever the results are,
+// no data may be lost without a deletion, no volume may exist twice, and every record must be valid.
 
 interface Outcome {
   readonly volume?: Volume;
   readonly error?: StowageError;
 }
 
-/** What lies there at the beginning: each has a file that tells its data from any others. */
+/** The volumes at the start. Each contains a file that identifies its data. */
 interface PreparedVolumes {
   readonly a: Volume;
   readonly trashed: Volume;
@@ -33,14 +33,14 @@ interface PreparedVolumes {
 
 type Verb = (store: FileStore, setting: PreparedVolumes, host: string) => Promise<unknown>;
 
-/** Of a process that was the first host before. */
+/** The mark of an earlier process of the first host. */
 const earlierMark = newProcessMark();
 
 let folder: string;
 let first: FileStore;
 let second: FileStore;
 let witness: FileStore;
-/** Stops the first host before that call, and returns when it goes on. */
+/** Suspends the first host before call `at`, until `goOn` resolves. */
 let stop: { readonly at: number; readonly reached: () => void; readonly goOn: Promise<void> } | undefined;
 let calls = 0;
 let resume: () => void = () => undefined;
@@ -68,7 +68,7 @@ beforeAll(async () => {
       marks: { own: newProcessMark(), dead: instance === 'first' ? [earlierMark] : [] },
     });
   first = await open('first', createNfsStoreKind(shortWaitClock(clock), interceptCalls(connect, hook)));
-  // When it waits, it waits for the first.
+  // When the second host waits, it waits for the first, so let the first continue.
   second = await open(
     'second',
     createNfsStoreKind(
@@ -105,7 +105,7 @@ async function createFilled(name: string): Promise<Volume> {
 
 async function setUp(): Promise<PreparedVolumes> {
   const [a, trashed, released] = [await createFilled('a'), await createFilled('t'), await createFilled('r')];
-  // Expired at once, for the first host alone.
+  // The entry expires at once. Only the first host may purge it.
   await first.trash.put(trashed, { deletedAt: 1, retention: 0 }, scope);
   await witness.adoption.release(released, scope);
   mkdirSync(join(folder, 'd'));
@@ -152,7 +152,7 @@ const outcomeOf = async (work: Promise<unknown>): Promise<Outcome> => {
   }
 };
 
-/** What can be wrong, in words. */
+/** Describes all inconsistencies of the store. */
 function faults({ a, trashed, released }: PreparedVolumes, outcomes: readonly Outcome[], destroyed: readonly string[]) {
   const contents = contentsOf(folder);
   const all = contents.records();
@@ -162,18 +162,18 @@ function faults({ a, trashed, released }: PreparedVolumes, outcomes: readonly Ou
   if (!contents.has('planted')) found.push('planted data are lost');
   for (const { volume, error } of outcomes) {
     const isThere = volume === undefined || all.some(({ id }) => id === volume.id) || destroyed.includes(volume.id);
-    if (!isThere) found.push(`${volume.name} (${volume.id}) was answered, and is not there`);
+    if (!isThere) found.push(`${volume.name} (${volume.id}) was returned, but does not exist`);
     if (error !== undefined && !['exists', 'not-found', 'busy', 'in-use'].includes(error.code))
       found.push(`${error.code}: ${error.message}`);
   }
-  // Released data lie where they were, also where another host had renamed them to.
+  // Released data stay where they are, possibly under a name that the other host gave them.
   const retained = all
     .filter(({ at }) => at === 'retained')
     .flatMap(({ id }) => ['a', 'n', 'r'].map((name) => `${name}: ${id}`));
   const expected = ['d: planted', ...retained];
   for (const entry of contents.unrecorded()) if (!expected.includes(entry)) found.push(`without a record: ${entry}`);
   const isLive = (id: string): boolean => all.some((one) => one.id === id && one.at.endsWith('.meta'));
-  for (const id of contents.own('users')) if (!isLive(id)) found.push(`${id} is in use, and not there`);
+  for (const id of contents.own('users')) if (!isLive(id)) found.push(`${id} has a use record, but does not exist`);
   for (const entry of contents.heldLocks()) found.push(`left locked: ${entry}`);
   for (const entry of contents.own('tmp')) found.push(`left in tmp: ${entry}`);
   return found;
@@ -184,16 +184,16 @@ const maxCalls = 80;
 interface Case {
   readonly one: string;
   readonly other: string;
-  /** Besides what the two verbs destroy. */
+  /** Ids that may be lost in addition to those that the two verbs destroy. */
   readonly expectedLosses: readonly string[];
-  /** Before it is looked at whether all is well. */
+  /** Runs before the store is checked. */
   readonly cleanUp: () => Promise<void>;
 }
 
 const idsDestroyedBy = (verb: string): string[] =>
   verb === 'delete a' ? [setting.a.id] : ['purge t', 'expire t'].includes(verb) ? [setting.trashed.id] : [];
 
-/** Stops the first host before each of its calls, one after the other. */
+/** Runs the two verbs once for each call of the first host, and suspends the first host before that call. */
 async function interleave({ one, other, expectedLosses, cleanUp }: Case): Promise<void> {
   for (let at = 1; at < maxCalls; at++) {
     resetFolder();
@@ -213,9 +213,9 @@ async function interleave({ one, other, expectedLosses, cleanUp }: Case): Promis
     stop = undefined;
     await cleanUp();
     const answers = outcomes.map(({ volume, error }) => volume?.name ?? error?.reason ?? 'done');
-    // Who was refused has destroyed nothing.
+    // A verb that was refused has destroyed nothing.
     const succeeded = [one, other].filter((_, i) => outcomes[i]?.error?.code !== 'in-use');
-    // Who got it out of the trash has it.
+    // A restored volume must exist, even if the other verb purges it.
     const isRestored = outcomes.some(({ volume }) => volume?.id === setting.trashed.id);
     const destroyedIds = succeeded.flatMap(idsDestroyedBy).filter((id) => !isRestored || id !== setting.trashed.id);
     const foundFaults = faults(setting, outcomes, [...expectedLosses, ...destroyedIds]);
@@ -238,7 +238,7 @@ const commonVerbs = [
   'restore t as n',
   'sweep',
 ];
-describe.each(commonVerbs)('%s, and inside it', (one) => {
+describe.each(commonVerbs)('%s, interrupted by', (one) => {
   test.each(commonVerbs)('%s', (other) => interleave({ ...withoutLosses, one, other }));
 });
 
@@ -272,19 +272,19 @@ test.each([
   ['write to a', 'delete a'],
   ['write to a', 'put a into the trash'],
   ['write to a', 'write to a'],
-])('%s, and inside it %s; and the other way round', async (one, other) => {
+])('%s, interrupted by %s, and vice versa', async (one, other) => {
   await interleave({ ...withoutLosses, one, other });
   await interleave({ ...withoutLosses, one: other, other: one });
 });
 
-/** The first host was killed in the middle of something, so many calls before its end, and has been started again. */
+/** The first host was killed `callsLeft` calls before the end of a verb, and was restarted. */
 describe.each([
   ['rename a to n', 2, ['create n', 'rename a to m', 'restore t as n', 'adopt n', 'sweep']],
   ['rename a to n, whose name was then given up', 2, ['create n', 'rename a to m', 'restore t as n', 'delete a']],
   ['restore t as n', 3, ['create n', 'restore t', 'adopt n', 'sweep', 'expire t', 'purge t']],
   ['delete a', 2, ['create a again', 'delete a', 'put a into the trash', 'use a', 'sweep']],
   ['put a into the trash', 2, ['create a again', 'delete a', 'put a into the trash', 'use a', 'sweep']],
-] as const)('after a death in the middle of: %s', (crashedVerb, callsLeft, laterVerbs) => {
+] as const)('after the first host was killed during: %s', (crashedVerb, callsLeft, laterVerbs) => {
   const expectedLosses = (): string[] => idsDestroyedBy(crashedVerb);
 
   beforeAll(async () => {
@@ -309,14 +309,14 @@ describe.each([
     crashable.dieAt(callCount - callsLeft + 1, 'before');
     await outcomeOf(verb(dying, setting, 'first'));
     expect(crashable.isDead).toBe(true);
-    // How long that keeps others waiting is another test's business.
+    // Remove the locks of the dead host: locks.test.ts tests how long other hosts wait for them.
     rmSync(join(folder, '.stowage', 'locks'), { recursive: true });
     mkdirSync(join(folder, '.stowage', 'locks'));
     if (crashedVerb.endsWith('given up')) rmSync(join(folder, 'n.meta'));
     resetFolder = snapshotOf(folder);
   });
 
-  describe.each(laterVerbs)('%s, and inside it', (one) => {
+  describe.each(laterVerbs)('%s, interrupted by', (one) => {
     test.each(laterVerbs)('%s', (other) =>
       interleave({
         one,

@@ -69,7 +69,7 @@ interface KindParts {
   readonly clock: Clock;
   /** Stores share its connections. */
   readonly connect: Connect;
-  /** Makes connections of its own, without any earlier state. */
+  /** Creates a `Connect` with its own connections and no earlier state. */
   readonly createSeparateConnect: () => Connect;
   readonly shared: ReturnType<typeof createSharedChecks>;
   readonly removeLeftovers: RemoveLeftovers;
@@ -138,7 +138,7 @@ async function open(
     changedByOthers: readOnly ? {} : createChangeMarks(parts),
     sources: ['nfs'],
     ...(readOnly ? {} : { usable: createWriteAccessCheck(storeRoot, options) }),
-    // With squash=all a mount shows the group that is wanted, so no file needs to change.
+    // With squash=all a mount shows the requested group, so no file needs to change.
     ...(readOnly || options.squash === 'all' ? {} : { chownToGroup: createChownToGroup(storeRoot, options) }),
     check: (checkScope) => runCheck(kindParts, config, { options, store, readOnly }, checkScope),
     identityBelow: async (path) =>

@@ -6,22 +6,22 @@ import { createGuardTicks } from './guard-ticks.ts';
 import { createLockFile, ctimeOf, type FoundFile, type LockFile, type LockIo } from './lock-file.ts';
 import { createMarks, isFreeMark, newProcessMark } from './lock-marks.ts';
 
-// The protocol of docs/designs/store-locks.md against a server that is only a model: its clock has coarse ticks, it may
-// compare guards badly, and calls are executed when the test says so, once or twice.
+// Tests the protocol of docs/designs/store-locks.md with a model of a server. Its clock has coarse ticks, it may compare
+// guards to the second only, and the test decides when it executes each call, once or twice.
 
 interface ServerModel {
-  /** How far its clock moves at a time, in nanoseconds. */
+  /** The granularity of its clock in nanoseconds. */
   readonly tickNs: number;
-  /** Linux before 6.9. */
+  /** Whether it compares guards to the second only, as Linux before 6.9 does. */
   readonly comparesSeconds: boolean;
-  /** Compares first, and changes the file later: nfs-ganesha, and Linux before 6.9. */
+  /** False: it compares the guard first and changes the file later, as nfs-ganesha and Linux before 6.9 do. */
   readonly isAtomic: boolean;
 }
 
 const handle = Buffer.from('lock') as FileHandle;
 const second = 1_000_000_000n;
 
-/** One lock file on a server. Every call waits for its turns, which `run` gives in an order that the test chooses. */
+/** One lock file on a server. Every call waits for its turns, which the test grants with `runTurn` in any order. */
 function createServer({ tickNs, comparesSeconds, isAtomic }: ServerModel) {
   let now = 1_800_000_000n * second;
   let ctime = now;
@@ -76,7 +76,7 @@ function createServer({ tickNs, comparesSeconds, isAtomic }: ServerModel) {
       await waitForTurn();
       return current;
     },
-    /** Outside of any call. */
+    /** The attributes, without a call to the server. */
     currentAttributes: attributes,
     foundFile: (): FoundFile => ({ handle, attributes: attributes() }),
     get waiting() {
@@ -98,7 +98,7 @@ function hostOn(server: Server, comparesSeconds: boolean, io: Partial<LockIo> = 
   const unused = (): never => {
     throw new Error('not used here');
   };
-  // A pause is a turn, too: meanwhile the server's clock moves on.
+  // A sleep is a turn, too: the server's clock advances meanwhile.
   const clock = { ...systemClock(), elapsed: () => 0, sleep: () => server.takeTurn() };
   const marks = createMarks({ own, dead: [] });
   return createLockFile({
@@ -123,8 +123,8 @@ const kinds = fc.record({
 });
 const signal = new AbortController().signal;
 
-describe('whatever the order in which a server works', () => {
-  test('of several hosts that take a lock, one has it at a time', async () => {
+describe('with calls executed in any order', () => {
+  test('only one of several hosts holds a lock at a time', async () => {
     const steps = fc.infiniteStream(
       fc.record({ which: fc.nat(1000), ns: fc.constantFrom(0, 0, 1000, 3_000_000, 700_000_000) }),
     );
@@ -170,7 +170,7 @@ describe('whatever the order in which a server works', () => {
   }, 120_000);
 });
 
-/** Runs every call as soon as it comes, while the clock goes on. */
+/** Runs every call at once, and advances the clock, until the work ends. */
 async function runToEnd<T>(server: Server, work: Promise<T>, ns = 1_000_000): Promise<T> {
   let isOver = false;
   const done = work.finally(() => {
@@ -190,7 +190,7 @@ describe.each([
   ['a server that compares nanoseconds', preciseServer],
   ['a server that compares seconds', coarseServer],
 ])('on %s', (_, kind) => {
-  /** Every SETATTR of that host, as it was sent. */
+  /** A host that records every SETATTR that it sends. */
   function recordingHost(server: Server): {
     readonly host: LockFile;
     readonly sent: (readonly [SetAttributes, Time])[];
@@ -218,7 +218,7 @@ describe.each([
     expect(sent.length).toBeGreaterThanOrEqual(3);
   });
 
-  test('a release whose answer was lost is found to be done', async () => {
+  test('detects that a release was done although the reply was lost', async () => {
     const server = createServer(kind);
     const setattrWithLostReply: LockIo['setattr'] = async (_handle, set, guard) => {
       await server.setattr(set, guard);
@@ -234,7 +234,7 @@ describe.each([
     expect(isFreeMark(server.currentAttributes())).toBe(true);
   });
 
-  test('a lock whose taking was never answered is held, if our mark is on it', async () => {
+  test('detects by its mark that it took a lock although the replies were lost', async () => {
     const server = createServer(kind);
     const setattrWithLostReply: LockIo['setattr'] = async (_handle, set, guard) => {
       await server.setattr(set, guard);

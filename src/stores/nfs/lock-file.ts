@@ -4,7 +4,7 @@ import { isDefiniteFailure } from '../file-store/files.ts';
 import type { GuardTicks } from './guard-ticks.ts';
 import { isSameMark, type Marks } from './lock-marks.ts';
 
-// How one file is a lock: docs/designs/store-locks.md has the protocol, its reasons and what it does not promise.
+// A file as a lock. docs/designs/store-locks.md describes the protocol, its reasons and its limits.
 
 export interface FoundFile {
   readonly handle: FileHandle;
@@ -14,11 +14,11 @@ export interface FoundFile {
 /** The calls that a lock needs. Attributes are those after the call. */
 export interface LockIo {
   find(path: string): Promise<FoundFile | undefined>;
-  /** Exclusively (`EEXIST`), empty, with both of its times as given. */
+  /** Creates an empty file exclusively (`EEXIST`), with atime and mtime set to `mark`. */
   create(path: string, mark: Time): Promise<FoundFile>;
   /** Undefined: the file is gone. */
   attributes(handle: FileHandle): Promise<Attributes | undefined>;
-  /** 'changed': not done, the time of the file's last change is no longer `ifChangedAt`. */
+  /** 'changed': the call had no effect, because the file's ctime is no longer `ifChangedAt`. */
   setattr(handle: FileHandle, set: SetAttributes, ifChangedAt: Time): Promise<Attributes | 'changed' | 'gone'>;
   remove(path: string): Promise<void>;
 }
@@ -49,7 +49,7 @@ export interface LockFile {
 
 /** Longer than any timestamp granularity. A server whose ctime has not moved after this time does not maintain ctimes. */
 const tickTimeoutMs = 2_500;
-/** Hosts that lost a race against us may still change our lock file. They do not do so this often. */
+/** Hosts that lost a race against us may still change our lock file, but not this often. */
 const maxReleaseAttempts = 8;
 
 export const ctimeOf = ({ ctime, ctimeNs }: Attributes): Time => ({ seconds: ctime, nanoseconds: ctimeNs });

@@ -24,7 +24,7 @@ export interface Marks {
   next(): Time;
   /** A mark for releasing a lock. */
   free(): Time;
-  /** Whether this process set it, or an earlier one that is certainly dead. */
+  /** Whether this process set the mark, or an earlier process that is certainly dead. */
   isOurs(mtime: number): boolean;
 }
 
@@ -38,11 +38,11 @@ export function createMarks({ own, dead }: ProcessMarks): Marks {
 }
 
 export const isFreeMark = ({ mtime }: Pick<Attributes, 'mtime'>): boolean => mtime === freeMarkSeconds;
-/** For the spare lock, which is not only a lock: it has an ordinary date until it is taken for the first time. */
+/** For the spare lock, which is an existing file: it has an ordinary date until it is taken for the first time. */
 export const isProcessMarkTime = ({ mtime }: Pick<Attributes, 'mtime'>): boolean =>
   mtime >= minMarkSeconds && mtime < endMarkSeconds;
 
-/** Whether this is the time that a server shows after `mark` was set. */
+/** Whether this is the time that a server returns after `mark` was set. */
 export function isSameMark(seconds: number, nanoseconds: number, mark: Time): boolean {
   const ms = Math.floor(nanoseconds / 1_000_000);
   return seconds === mark.seconds && (nanoseconds === 0 || ms === Math.floor(mark.nanoseconds / 1_000_000));

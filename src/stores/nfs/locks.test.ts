@@ -24,7 +24,7 @@ import { volumeSpec } from '#testing/volume-spec.ts';
 import { NfsError, nfsStatus } from '#wire/nfs3/index.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
-// Hosts that die, stand still or find no room while they hold something.
+// Hosts that die, are suspended or run out of space while they hold a lock.
 
 const volumeNameOf = volumeName;
 const spec = (name: string, instance: string): VolumeSpec =>
@@ -34,9 +34,9 @@ const reasonOf = (work: Promise<unknown>): Promise<string> => outcome(work, 'rea
 interface Host {
   readonly store: FileStore;
   readonly clock: ReturnType<typeof shortWaitClock>;
-  /** How often it waited for another host. */
+  /** How often this host waited for another one. */
   waits: number;
-  /** What happens to each of its calls. */
+  /** Intercepts each call of this host. */
   hook: CallInterceptor;
 }
 
@@ -67,7 +67,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   const untilReached = <T>(promise: Promise<T>, reached: Promise<void>): Promise<unknown> =>
     Promise.race([promise, reached]);
 
-  /** Dies when it has its lock. */
+  /** Starts a host that is killed when it has taken the lock. */
   async function killWhileLocked(volume: Volume, instance: string, marks?: ProcessMarks): Promise<void> {
     const dying = await startHost(instance, marks);
     let isDead = false;
@@ -81,7 +81,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     expect(heldLocks()).toEqual([volume.id]);
   }
 
-  /** Stops when it is about to make that call; goes on when told. */
+  /** Suspends the host right before that procedure, until `resume` is called. */
   function stopAt(host: Host, procedure: string): { readonly reached: Promise<void>; resume(): void } {
     const [reached, goOn] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
     host.hook = async (call) => {
@@ -123,7 +123,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     expect((await other.store.label(volume, { x: 'y' }, scope)).revision).toBe(3);
   });
 
-  test('the name that one process of an instance has taken is not taken over by another one', async () => {
+  test('a process does not take over a name that another process of the same instance has taken', async () => {
     const [one, other] = [await startHost('cluster'), await startHost('cluster')];
     const { reached, resume } = stopAt(one, 'write');
     const suspended = one.store.create(spec('a', 'first request'), scope);
@@ -133,7 +133,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     expect((await suspended).requestId).toBe('first request a');
   });
 
-  test('one process of an instance does not sweep away what another one is writing', async () => {
+  test('a sweep of one process does not remove files that another process of the same instance is writing', async () => {
     const one = await startHost('cluster');
     const volume = await one.store.create(spec('a', 'cluster'), scope);
     const { reached, resume } = stopAt(one, 'rename');
@@ -149,7 +149,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   test('second copies of the calls that took and released a lock, executed late, leave the lock of another host alone', async () => {
     const [one, two] = [await startHost('one'), await startHost('two')];
     const volume = await one.store.create(spec('a', 'one'), scope);
-    // So that the lock file is there: one host takes it as it finds it, and releases it.
+    // Creates the lock file, so that host one takes an existing lock.
     await two.store.label(volume, { x: 'before' }, scope);
     const sent: (() => Promise<unknown>)[] = [];
     one.hook = ({ procedure, args, make }) => {
@@ -176,7 +176,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     await one.store.label(volume, { x: '1' }, scope);
     const lock = join(folder, '.stowage', 'locks', volume.id);
     const released = statSync(lock).ctimeMs;
-    // A tick of the file system's clock.
+    // Wait for a tick of the file system's clock.
     await vi.waitFor(() => {
       writeFileSync(join(folder, 'probe'), '');
       expect(statSync(join(folder, 'probe')).ctimeMs).toBeGreaterThan(released);
@@ -258,7 +258,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     expect(heldLocks()).toEqual([]);
   });
 
-  test('an empty record belongs to its creator until that was silent for too long; then the creator gives up', async () => {
+  test('an empty record belongs to its creator until the creator has been silent for too long', async () => {
     const [one, two] = [await startHost('one'), await startHost('two')];
     const { reached, resume } = stopAt(one, 'write');
     const suspended = reasonOf(one.store.create(spec('a', 'one'), scope));
@@ -273,7 +273,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     expect(await reasonOf(one.store.create(spec('a', 'one'), scope))).toBe('volume-exists');
   });
 
-  test('of two hosts with the same request, one finds no space and the other does: the volume stays', async () => {
+  test('a volume stays if one of two hosts with the same request finds no space and the other succeeds', async () => {
     const [one, two] = [await startHost('one'), await startHost('two')];
     const want = spec('a', 'both');
     let other: Volume | undefined;
@@ -328,7 +328,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
       one.hook = ({ make }) => make();
       outcomes.add(first === 'done' ? first : `${first}, then ${await reasonOf(verb(one.store, volume))}`);
       expect(wrongRecords(contentsOf(folder).records())).toEqual([]);
-      // Wherever it is: out of the way of the next one.
+      // Delete the volume, wherever it is, before the next round.
       for (const candidate of ['a', 'n'].map(volumeNameOf))
         await one.store.delete({ id: volume.id, name: candidate }, scope);
       await one.store.trash.purge(volume.id, scope);
@@ -416,10 +416,10 @@ describe.skipIf(needs('ganesha', 'mount'))('on a full server', () => {
     const deleted = slow.delete(volume, scope);
     await Promise.race([deleted, reached.promise]);
     expect(await reasonOf(other.delete(volume, scope))).toBe('volume-locked-elsewhere');
-    // Also by one that finds room for a lock file meanwhile.
+    // The other host now has space for a lock file.
     filled[Symbol.dispose]();
     expect(await reasonOf(other.delete(volume, scope))).toBe('volume-locked-elsewhere');
-    // And by one that finds the lock file which that one made and gave up.
+    // The lock file of the last attempt exists now.
     expect(await reasonOf(other.delete(volume, scope))).toBe('volume-locked-elsewhere');
     resume.resolve();
     await deleted;
@@ -432,7 +432,7 @@ describe.skipIf(needs('ganesha', 'mount'))('on a full server', () => {
   });
 });
 
-/** No file can be created until it is disposed of. */
+/** Uses all inodes until it is disposed of. */
 function exhaustInodes(path: string): Disposable {
   const folder = join(path, 'filling');
   mkdirSync(folder);

@@ -84,7 +84,7 @@ async function requestMount(
   }
 }
 
-/** The port of the option or of the portmapper. Without a portmapper, the usual one. */
+/** The port of the option or of the portmapper. Without a portmapper, the default port. */
 async function findMountPort(
   { options, addresses, dial, port, rpc }: MountParts,
   onStep: OnStep,

@@ -9,10 +9,10 @@ import process from 'node:process';
 import { localAddressOptions } from '#wire/rpc/local-address.ts';
 import { type Answer, failureAnswer, maxPendingQuestions, type Question, readQuestion } from './network-messages.ts';
 
-/** The parent gives up long before. */
+/** The parent gives up much earlier. */
 const maxAnswerMs = 60_000;
 
-/** Pending questions. Without a socket: a name is being looked up. */
+/** Pending requests by id. Undefined: a name is being looked up. */
 const pendingSockets = new Map<number, Socket | undefined>();
 
 function sendAnswer(answer: Answer, socket?: Socket): void {
@@ -46,7 +46,7 @@ function openConnection({ id, address, port, localPort }: Extract<Question, { as
   });
 }
 
-/** Frees the slot at once, before the kernel has closed the socket: the next question may already be there. */
+/** Frees the slot at once, before the kernel has closed the socket, because the next request may already wait. */
 function forget(id: number): void {
   const socket = pendingSockets.get(id);
   if (socket === undefined) return;
@@ -68,5 +68,5 @@ process.on('message', (message) => {
   if (question !== undefined) serve(question);
 });
 process.once('disconnect', () => process.exit(0));
-// Started by hand it has no parent, and ends at once.
+// A process without a parent, started by hand, exits at once.
 if (process.connected) sendAnswer({ kind: 'ready' });

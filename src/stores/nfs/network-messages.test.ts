@@ -53,7 +53,7 @@ test('an answer’s invalid or excess addresses are dropped', () => {
   });
 });
 
-test('a failure keeps its code, and its message is cut to the maximum length', () => {
+test('a failure keeps its code, and its message is truncated to the maximum length', () => {
   const connectError = Object.assign(new Error('connect ECONNREFUSED'), { code: 'ECONNREFUSED' });
   expect(readAnswer(failureAnswer(1, connectError))).toEqual({
     kind: 'failed',

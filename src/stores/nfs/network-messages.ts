@@ -1,7 +1,7 @@
 import { isIP } from 'node:net';
 import { errnoOf } from '#base/errno.ts';
 
-/** A question to the process in a network namespace. Its answer has the same id. */
+/** A request to the process in a network namespace. The answer has the same id. */
 export type Question =
   | { readonly id: number; readonly ask: 'lookup'; readonly host: string }
   | {
@@ -11,7 +11,7 @@ export type Question =
       readonly port: number;
       readonly localPort: number | undefined;
     }
-  /** The caller has stopped waiting for that answer. */
+  /** The caller has stopped waiting for the answer with this id. */
   | { readonly id: number; readonly ask: 'forget' };
 
 export type Answer =

@@ -11,7 +11,7 @@ type QuestionFields<A extends Question['ask']> = Omit<Extract<Question, { readon
 /** A child process inside a network namespace. */
 export interface NetworkProcess extends Disposable {
   readonly hasEnded: boolean;
-  /** All addresses of that name. Throws the system's error. */
+  /** Returns all addresses of the name. Throws the system's error. */
   lookup(what: QuestionFields<'lookup'>, signal: AbortSignal): Promise<readonly string[]>;
   /** Connects in the namespace and hands the socket over to this process. Throws the system's error. */
   connect(to: QuestionFields<'connect'>, signal: AbortSignal): Promise<Socket>;
@@ -32,7 +32,7 @@ interface PendingQuestion {
   reject(cause: unknown): void;
 }
 
-/** Usually a tenth of a second. */
+/** A process usually starts within 0.1 s. */
 const startTimeoutMs = 10_000;
 /** Callers usually give up much earlier. */
 const maxAnswerMs = 60_000;

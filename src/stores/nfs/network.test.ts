@@ -71,7 +71,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
     const nfs = createNfsClient(rpc, clock);
     const { handle: root } = await rpc.call(mnt, '/export');
     const { handle } = await nfs.lookup(root, 'large');
-    // In one piece: more than the server answers before it looks whether the network takes it.
+    // All reads at once: more data than the server sends before it checks whether the socket is writable.
     const reads = Array.from({ length: 64 }, () =>
       nfs.read(handle, 0, Buffer.alloc(1024 * 1024), { deadlineMs: 10_000 }),
     );
@@ -126,7 +126,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
     const [pid = 0] = await farNetwork.hasPids(1);
     process.kill(pid, 'SIGKILL');
     await farNetwork.hasPids(0);
-    // What is connected stays so.
+    // Existing connections stay open.
     await store.create(volumeSpec('before'), scope);
     expect(await farNetwork.pids()).toEqual([]);
     await farNetwork.restart();
@@ -155,12 +155,12 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
     onTestFinished(() => void socket.destroy());
     const ended = once(socket, 'close');
     clock.advance(5_000);
-    // Nothing has changed: it is still there.
+    // The namespace is unchanged.
     await network.lookup(farNetwork.host, scope.signal);
     expect(socket.destroyed).toBe(false);
     await farNetwork.removeEnd();
     clock.advance(5_000);
-    // Nor when there is none for a while.
+    // Connections also stay open while no namespace has the name.
     await expect(network.lookup(farNetwork.host, scope.signal)).rejects.toMatchObject({
       reason: 'nfs-network-missing',
     });
@@ -232,7 +232,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
     const ends = await Promise.all(connecting);
     expect(ends.filter((end) => end === 'Error: too many connections are being made at once')).toHaveLength(1);
     expect(ends.filter((end) => String(end).startsWith('TimeoutError'))).toHaveLength(maxPendingQuestions);
-    // The process there has given them up as well: it would not take another one otherwise.
+    // The process in the namespace has dropped the connections, too. Otherwise it would refuse another one.
     const reachable = { address: { host: farNetwork.host, port: farNetwork.port }, localPort: undefined };
     (await network.connect({ ...reachable, signal: AbortSignal.timeout(5_000) })).destroy();
   });
@@ -295,7 +295,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
   );
 });
 
-/** A program of its own that can enter namespaces. */
+/** Starts a separate program that can enter namespaces. */
 function startProgram(
   text: string,
   wrapCommand: typeof asOrdinaryUser = ([file = '', ...args]) => [file, args],

@@ -71,7 +71,7 @@ interface EnteredNamespace {
   abandon(): void;
 }
 
-/** Connections in a namespace without interfaces are silent, and calls on them would wait for their deadlines. So poll for a new one. */
+/** Connections in a namespace that has lost its interfaces hang until the deadline of each call. So poll for a new namespace of that name. */
 const pollIntervalMs = 5_000;
 
 function createNamespaceAccess(network: string, clock: Clock, find: FindNamespace): NamespaceAccess {
@@ -79,7 +79,7 @@ function createNamespaceAccess(network: string, clock: Clock, find: FindNamespac
   let current: EnteredNamespace | undefined;
   let pollTimer: Disposable | undefined;
 
-  /** Takes no caller's signal, because other callers may wait for it too. */
+  /** Does not use a caller's signal, because other callers may wait for the same process. */
   function start(namespaceRef: string, namespace: string): EnteredNamespace {
     let hasEnded: () => boolean = () => false;
     const started = enterNetwork(namespaceRef)
@@ -102,7 +102,7 @@ function createNamespaceAccess(network: string, clock: Clock, find: FindNamespac
     pollTimer?.[Symbol.dispose]();
   }
 
-  /** Finds the namespace that has the name now. If it is a new one, ends our process, which is still in the old one. */
+  /** Finds the namespace that has the name now. If it is a new namespace, ends our process, which is still in the old one. */
   async function locateNamespace(signal: AbortSignal): Promise<readonly [namespaceRef: string, namespace: string]> {
     const namespaceRef = await find(network, signal);
     const namespace = await namespaceAt(network, namespaceRef);

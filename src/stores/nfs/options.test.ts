@@ -69,7 +69,7 @@ describe('the URI', () => {
     expect(error.action).toMatch(/for example nfs:\/\/10\.10\.2\.4\/export\/silver$/);
   });
 
-  test('is shown as server:/export', () => {
+  test('is displayed as server:/export', () => {
     expect(displayLocation(parseOptions('nfs://a,b:2050/export/', {}))).toBe('a:/export');
     expect(displayLocation(parseOptions('nfs://[::1]/', {}))).toBe('[::1]:');
   });

@@ -17,7 +17,7 @@ const id = newVolumeId();
 const fill = (template: string, name: string, labels: Labels = {}): string =>
   parsePathTemplate(template).pathFor({ id, name: volumeName(name), labels });
 
-describe('filling in', () => {
+describe('a path template', () => {
   test.each([
     ['{name}', 'photos'],
     ['{id}', id],
@@ -125,7 +125,7 @@ describe('in a store', () => {
     return source.kind === 'nfs' ? source.path : '';
   };
 
-  test('folders are created for the first volume, and removed with the last', async () => {
+  test('folders are created with their first volume, and removed with the last', async () => {
     const { store, folder } = await storeWith('teams/{label:team}/{name}');
     const [a, b] = [await create(store, 'a', 'red'), await create(store, 'b', 'red')];
     const c = await create(store, 'c', 'blue');
@@ -178,7 +178,7 @@ describe('in a store', () => {
     expect(readFileSync(join(folder, 'red', 'a', 'data'), 'utf8')).toBe('x');
   });
 
-  test('trash and restore', async () => {
+  test('a volume is restored from the trash at its old path', async () => {
     const { store, folder } = await storeWith('{label:team}/{name}');
     const made = await create(store, 'a', 'red');
     writeFileSync(join(folder, 'red', 'a', 'data'), 'x');
@@ -217,14 +217,14 @@ describe('in a store', () => {
     await store.create(spec('a', { team: 'red' }, { requestId: 'again' }), scope);
   });
 
-  test('a folder that a crash left without its mark is used', async () => {
+  test('a folder that a crash left without its marker is used', async () => {
     const { store, folder } = await storeWith('{label:team}/{name}');
     await mkdir(join(folder, 'red'));
     await create(store, 'a', 'red');
     expect(readdirSync(join(folder, 'red')).sort()).toEqual(['.stowage-folder', 'a']);
   });
 
-  test('release and adopt', async () => {
+  test('a released volume is adopted at its old path', async () => {
     const { store, folder } = await storeWith('{label:team}/{name}');
     const made = await create(store, 'a', 'red');
     writeFileSync(join(folder, 'red', 'a', 'data'), 'x');
@@ -260,7 +260,7 @@ describe('in a store', () => {
     expect(readdirSync(join(folder, 'red'))).toEqual(['something']);
   });
 
-  test('a store that is opened with another template keeps what it has', async () => {
+  test('a store that is opened with another template keeps the paths of its volumes', async () => {
     const storeUnderTest = await storeWith('{label:team}/{name}');
     const made = await create(storeUnderTest.store, 'a', 'red');
     const other = await storeUnderTest.another('instance-2', { pathTemplate: '{name}' });

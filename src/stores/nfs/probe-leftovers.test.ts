@@ -23,7 +23,7 @@ async function check(kind: Kind, uri: string): Promise<void> {
   expect(found?.steps.map(({ step, ok }) => `${step} ${ok}`).at(-1)).toBe('room true');
 }
 
-/** As a check leaves it that is killed; so long ago. */
+/** Creates the file of a check that was killed `ageMs` ago. */
 function leaveProbe(path: string, ageMs: number, text = 'probe\n'): string {
   writeFileSync(path, text);
   const seconds = (Date.now() - ageMs) / 1000;
@@ -41,7 +41,7 @@ describe.skipIf(needs('ganesha', 'root'))('on a real server, a check', () => {
     const oldMs = 11 * minuteMs;
     const removedPaths = [
       leaveProbe(pathIn('.stowage-check-0123456789ab'), oldMs),
-      // Killed before it had written anything.
+      // The file of a check that was killed before it wrote anything.
       leaveProbe(pathIn('.stowage-check-0123456789ac'), oldMs, ''),
     ];
     leaveProbe(pathIn('.stowage-check-0123456789ad'), 9 * minuteMs);

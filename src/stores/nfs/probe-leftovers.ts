@@ -14,7 +14,7 @@ import { isProbeName, type ProbeLimits, probeText } from './probe.ts';
 export interface CheckedDirectory {
   readonly nfs: NfsClient;
   readonly root: FileHandle;
-  /** In seconds, by the server's clock. */
+  /** The current time in seconds, by the server's clock. */
   readonly now: number;
 }
 
@@ -33,7 +33,7 @@ const leftoverAfterMs = 10 * 60_000;
 const maxCleanupMs = 2_000;
 
 export function createRemoveLeftovers(clock: Clock): RemoveLeftovers {
-  /** When each directory was listed. */
+  /** The time of the last listing of each directory. */
   const listedAt = new Map<string, number>();
 
   function isDue(key: string): boolean {

@@ -2,7 +2,7 @@ import { expect, test } from 'vitest';
 import type { FileHandle, NfsClient } from '#wire/nfs3/index.ts';
 import { createProbe } from './probe.ts';
 
-test('a server that writes only a part of the probe is not taken for one that can be written to', async () => {
+test('a check fails if the server writes only a part of the probe', async () => {
   const removed: unknown[] = [];
   const nfs = {
     create: async () => ({ handle: Buffer.from('file') }),

@@ -24,7 +24,7 @@ import { isNfsError, removeTree, stability, walkTree } from '#wire/nfs3/index.ts
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
-// Servers that do not follow the protocol in all things; and more of everything than usual.
+// Servers that violate the protocol in some points, and stores with many volumes or connections.
 
 const spec = (name: string, more: Partial<VolumeSpec> = {}): VolumeSpec =>
   volumeSpec(name, { requestId: `${Math.random()}`, ...more });
@@ -45,7 +45,7 @@ describe.skipIf(needs('go-nfs'))('go-nfs', () => {
   });
 });
 
-/** What it keeps is in its memory: a test looks and changes things through the server as well. */
+/** This server keeps its files in memory, so the tests access them through the server, too. */
 async function startNfs3Server(): Promise<StoreUnderTest<FileStore>> {
   const server = await startRustNfs(scope.signal);
   const { nfs, root, [Symbol.dispose]: hangUp } = await openExport(server, '/');
@@ -113,7 +113,7 @@ describe.each([
     await using server = await start(folder);
     const open = (instance: string): Promise<FileStore> =>
       openNfs({ uri: `nfs://${server.host}/`, options: portsOf(server), instance });
-    // One after the other, here and below: go-nfs looks and then creates, so of two at once both may be told that they did.
+    // One after the other, here and below: go-nfs does not create exclusively, so two concurrent calls may both succeed.
     const stores = [await open('one'), await open('two'), await open('three')];
     expect(new Set(stores.map(({ identity }) => identity)).size).toBe(1);
     const want = spec('a');
@@ -141,7 +141,7 @@ test('stores on one server share its connections; closing one leaves the others'
   const host = loopbackAddress();
   const [port = 0, mountPort = 0] = await freePorts(host, 2);
   const nfsAddress = await openExtraAddress(host, port, server);
-  // Asked once for each store, by a connection that then ends.
+  // Each store opens one connection to the MOUNT service and closes it again.
   await openExtraAddress(host, mountPort, server);
 
   const kind = createNfsStoreKind(systemClock(), createConnect(systemClock()));
@@ -151,7 +151,7 @@ test('stores on one server share its connections; closing one leaves the others'
   const [one, two] = [await open('one'), await open('two')];
   await Promise.all([one, two].flatMap((store) => ['a', 'b', 'c'].map((called) => store.create(spec(called), scope))));
   expect(nfsAddress.open).toBe(1);
-  // Another user is another connection, and so are more of them.
+  // Stores with other connection options have their own connections.
   const three = await open('three', { nconnect: '2' });
   await Promise.all(['a', 'b', 'c'].map((called) => three.create(spec(called), scope)));
   expect(nfsAddress.open).toBe(3);

@@ -101,7 +101,7 @@ describe.each([
   });
 });
 
-test('a store with client=host cannot enforce sizes, and still shows the volumes that ask for it', async () => {
+test('a store with client=host cannot enforce sizes, and still shows volumes whose size is enforced', async () => {
   const volume = await createEnforced();
   const byHost = await open({ client: 'host' });
   expect(byHost.enforcement).toBeUndefined();

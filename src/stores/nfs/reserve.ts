@@ -15,7 +15,7 @@ export interface ReserveParts {
   freeBytes(): Promise<bigint>;
 }
 
-/** The reserve of a local store, on the server. Pieces appear by a rename, so any host may remove any of them. */
+/** Like the reserve of a local store, but on the server. Hosts create pieces by a rename, so any host may remove any piece. */
 export function createNfsReserve({ files, folder, scratchPath, freeBytes }: ReserveParts): Reserve {
   const listPieces = async (): Promise<readonly string[]> => (await undefinedIfFolderAbsent(files.names(folder))) ?? [];
 

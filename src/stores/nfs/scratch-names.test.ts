@@ -11,7 +11,7 @@ import { shortWaitClock } from '#testing/nfs-tap.ts';
 
 const hour = 3_600_000;
 
-test('another host removes a leftover file in tmp after an hour, and no newer one', async () => {
+test('a host removes leftover files of other hosts in tmp after an hour, and no newer ones', async () => {
   const folder = quickFolder('scratches');
   onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
   const clock = shortWaitClock(systemClock());

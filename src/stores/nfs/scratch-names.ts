@@ -7,8 +7,8 @@ import { presumedDeadMs } from '../file-store/store-root.ts';
 export interface ScratchNames {
   next(): string;
   /**
-   * Left by a dead process: it is known to be dead, or we have known the file for too long. No name is used twice, and a host renames its
-   * file within 30 s or gives up; if one that was suspended still tries, its call fails, and nothing is lost.
+   * Whether a dead process left the file: the process is known to be dead, or we first saw the file too long ago. No name is used twice, and
+   * a host renames its file within 30 s or gives up. If a suspended host still tries later, its call fails, and nothing is lost.
    */
   isLeftover(name: string): boolean;
 }
@@ -19,7 +19,7 @@ export interface ScratchNamesParts {
   readonly clock: Clock;
 }
 
-/** For files of other instances: their host may be gone for good, or has lost its state folder. */
+/** For files of other instances, whose host may be gone for good or may have lost its state folder. */
 const otherInstanceMs = 3_600_000;
 const maxSeenNames = 10_000;
 

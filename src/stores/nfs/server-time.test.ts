@@ -89,7 +89,7 @@ describe('reading the server’s time', () => {
     expect(await serverTime(files, '/tmp', () => '/tmp/x')).toBeUndefined();
   });
 
-  test('does not try a second way if the server does not answer', async () => {
+  test('does not fall back to a file if the server does not answer', async () => {
     const withoutReply = (): Promise<never> => Promise.reject(new Error('no answer'));
     const files = { touch: withoutReply, write: async () => 7, unlink: async () => true };
     await expect(serverTime(files, '/tmp', () => '/tmp/x')).rejects.toThrow('no answer');

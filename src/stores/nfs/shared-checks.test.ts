@@ -5,7 +5,7 @@ import { createSharedChecks } from './shared-checks.ts';
 const result = (ok: boolean): StoreCheck => ({ ok, steps: [], totalBytes: undefined, freeBytes: undefined });
 const nextTurn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
-/** Checks whose ends the test decides. */
+/** Shared checks whose runs the test ends. */
 function createControlledChecks() {
   const runs: (PromiseWithResolvers<StoreCheck> & { readonly signal: AbortSignal })[] = [];
   const shared = createSharedChecks();
@@ -65,7 +65,7 @@ test('a caller that aborts returns at once, and the check ends with its last cal
   last.abort('last left');
   expect(await results[2]).toBe('last left');
   expect(runs[1]?.signal.aborted).toBe(true);
-  // And it delays no other check.
+  // The aborted check does not delay the next one.
   await nextTurn();
   const next = check(neverAborted);
   runs[2]?.resolve(result(true));

@@ -31,7 +31,7 @@ function createShared(check: Check, onIdle: () => void): SharedCheck {
     if (waitingCallers === 0 && !isRunning) onIdle();
   };
   const run = coalesce(async () => {
-    // All callers may have given up before it started.
+    // All callers may have given up before the check started.
     if (waitingCallers === 0) return;
     isRunning = true;
     stopping = new AbortController();
@@ -49,7 +49,7 @@ function createShared(check: Check, onIdle: () => void): SharedCheck {
       return latest as StoreCheck;
     } finally {
       waitingCallers--;
-      // The check goes on until its last caller has left.
+      // Abort the check only when its last caller has left.
       if (waitingCallers === 0) stopping.abort();
       reportIfIdle();
     }

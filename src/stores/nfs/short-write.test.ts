@@ -50,7 +50,7 @@ const reasonOf = (work: Promise<unknown>): Promise<unknown> =>
 
 describe.each(['our own server', 'ganesha'] as const)('with one free block left on %s', (kind) => {
   const isSkipped = needs('root', 'mount', ...(kind === 'ganesha' ? (['ganesha'] as const) : []));
-  test.skipIf(isSkipped)('no change of a record cuts it short, and each succeeds once there is room', async () => {
+  test.skipIf(isSkipped)('no failed change truncates a record, and changes succeed once there is space', async () => {
     const { disk, ...server } = await servers[kind]();
     const store: FileStore = await openNfs(server);
     onTestFinished(() => store.close());

@@ -16,7 +16,7 @@ export interface StaleAfter {
 export interface StaleFileWatch {
   /** Counts as a poll. `found`: the file's current attributes. */
   isDead(path: string, found: Attributes, policy: StaleAfter): boolean;
-  /** The same without the last part: for polls that are far apart. */
+  /** Like `isDead`, without the requirement of steady polls: for polls that are far apart. */
   isUnchanged(path: string, found: Attributes, afterMs: number): boolean;
   forget(path: string): void;
 }

@@ -17,8 +17,8 @@ import { keptForAWeek } from '#testing/trash-retention.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
-// A host is killed at each call to the server while it maintains the trash: before the server gets the call, or after
-// the server has done it. Nothing that is not due may be lost, and what is due must go in the end.
+// A host is killed at each call to the server while it maintains the trash: before the server gets the call, or after the
+// server has executed it. No entry may be lost before it is due, and due entries must be purged in the end.
 
 const week = 7 * 86_400_000;
 const maxCalls = 80;
@@ -74,7 +74,7 @@ async function prepareEntries(ground: CrashExport): Promise<Entries> {
   return { old, due };
 }
 
-/** What maintenance does, for some minutes. */
+/** Runs maintenance for some minutes. */
 async function maintain({ trash, clock }: Host): Promise<void> {
   for (let round = 0; round < 2; round++) {
     for (const { volume } of await trash.expired(week, scope)) await trash.purgeExpired(volume.id, scope);
@@ -82,7 +82,7 @@ async function maintain({ trash, clock }: Host): Promise<void> {
   }
 }
 
-/** Whether the host died: maintenance that makes fewer calls is over before. */
+/** Returns whether the host crashed. Maintenance that makes fewer calls than `at` completes. */
 async function dieAt(ground: CrashExport, at: number, when: 'before' | 'after'): Promise<boolean> {
   const host = crashableProcess(ground.connect);
   const store = await open(ground, 'mortal', host.connect);
@@ -141,7 +141,7 @@ describe('a host that is killed while it maintains the trash', () => {
   });
   afterAll(() => rmSync(prepared.ground.folder, { recursive: true, force: true }));
 
-  test('loses nothing, and leaves nothing', () =>
+  test('loses no entry that is not due, and purges the due one', () =>
     crashAtEveryCall(async () => {
       prepared.resetFolder();
       return prepared;
@@ -150,7 +150,7 @@ describe('a host that is killed while it maintains the trash', () => {
 
 describe.skipIf(needs('ganesha'))('a host that is killed while it maintains the trash on nfs-ganesha', () => {
   const ganesha = ganeshaFolders('trash-crash');
-  test('loses nothing, and leaves nothing', () =>
+  test('loses no entry that is not due, and purges the due one', () =>
     crashAtEveryCall(async () => {
       const ground = { ...ganesha.fresh(), connect: createConnect(systemClock()) };
       return { ground, entries: await prepareEntries(ground) };

@@ -16,8 +16,8 @@ import { portsOf } from '#testing/ganesha-folders.ts';
 import { quickFolder } from '#testing/nfs-contents.ts';
 import { startServer, type TestServer } from '#testing/server.ts';
 
-// Several hosts, each a whole `stowage up` with a clock and a retention of its own, on one store of a real server whose
-// clock the tests can set. The hosts are in one process, so that a test decides when each of them runs its maintenance.
+// Several hosts share one store of a real server whose clock the tests can set. Each host is a complete `stowage up` with its
+// own clock and retention. All hosts run in one process, so that a test decides when each of them runs its maintenance.
 
 const minute = 60_000;
 const hour = 60 * minute;
@@ -32,7 +32,7 @@ interface Host {
   trash(): Promise<readonly TrashEntry[]>;
   restore(volume: Volume): Promise<Volume>;
   purge(volume: Volume): Promise<void>;
-  /** What a running server does every half minute. */
+  /** Runs the maintenance that a server runs every half minute. */
   maintain(): Promise<void>;
   restart(): Promise<Host>;
 }
@@ -68,7 +68,7 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
     uri = `nfs://${exported.host}${folder}`;
   });
 
-  /** The server's clock differs from this machine's by so much, from now on. */
+  /** Sets the difference between the server's clock and this machine's. */
   function setServerClock(ahead: number): void {
     serverAhead = ahead;
     writeFileSync(clockFile, `${Math.round(ahead / 1000)}`);
@@ -132,8 +132,8 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
   }
 
   /**
-   * That much time passes for the host, which looks at the store all the while. Days of looks every five minutes would take long, so the
-   * file that keeps the count is changed; before that, a minute passes, after which the host saves all that it has counted.
+   * Lets time pass for a host that observes the store all the while. Simulating days with an observation every five minutes would take long,
+   * so this changes the file with the count. Before that it lets a minute pass, after which the host saves its count.
    */
   async function observe({ clock, server, maintain }: Host, ms: number): Promise<void> {
     await maintain();
@@ -144,7 +144,7 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
     addObserved(server.core.instance, ms - minute);
   }
 
-  /** For all of them and the server. */
+  /** Lets time pass for the hosts and the server. */
   async function passTime(ms: number, ...hosts: readonly Host[]): Promise<void> {
     for (const host of hosts) await observe(host, ms);
     setServerClock(serverAhead + ms);
@@ -245,7 +245,7 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
       await observe(owner, day - minute);
       await owner.maintain();
       expect((await owner.trash()).map(({ volume: { id } }) => id)).toEqual([volume.id]);
-      // Nothing runs, and the time of day goes on.
+      // No host runs, and the wall clock advances.
       owner.clock.jump(90 * day);
       owner = await owner.restart();
     }

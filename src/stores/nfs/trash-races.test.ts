@@ -53,11 +53,11 @@ async function create({ store }: Host, name: string): Promise<Volume> {
 }
 
 const nameIn = (location: unknown): string => (location as { readonly name: string }).name;
-/** The names that a RENAME gets. */
+/** The old and the new name of a RENAME. */
 const movedFrom = (args: readonly unknown[]): string => nameIn(args[0]);
 const movedTo = (args: readonly unknown[]): string => nameIn(args[1]);
 
-/** Rounds of maintenance, half a minute apart. The test times out if they do not lead there. */
+/** Runs maintenance every half minute until `isDone`. The test times out if that never happens. */
 async function maintainUntil({ clock, store }: Host, isDone: () => boolean): Promise<void> {
   for (; !isDone(); clock.pass(minute / 2)) {
     await store.housekeeping.reclaim(scope);
@@ -90,7 +90,7 @@ function suspendAtPurge(host: Host, { id }: Volume, meanwhile: () => Promise<voi
   return () => isOver;
 }
 
-/** The host ends, as if killed, when the server has done the first rename of a kind. */
+/** Kills the host right after the server has executed the first rename for which `isLast` returns true. */
 function killAfterRename(host: Host, isLast: (args: readonly unknown[]) => boolean): void {
   let isDead = false;
   const killedError = (): RpcError => new RpcError('the process was killed', { failure: 'closed', maybeDone: true });
@@ -145,7 +145,7 @@ describe('a host that dies while it purges', () => {
     expect(readFileSync(join(folder, 'a', 'file'), 'utf8')).toBe(volume.id);
   });
 
-  test('leaves an entry that can be restored, and one that can be purged', async () => {
+  test('leaves an entry that can be restored or purged', async () => {
     const volume = await dieWhilePurging();
     const other = await startHost('other');
     expect(await other.store.trash.list(scope)).toMatchObject([{ volume: { id: volume.id }, deletedAt: 1 }]);
@@ -183,7 +183,7 @@ test('entries without a date whose locks a dead host left get one, and no round 
     await host.store.trash.put(volume, keptForAWeek(1), scope);
     const { expiry: _expiry, ...before } = readRecord(volume);
     writeFileSync(recordOf(volume), `${JSON.stringify(before)}\n`);
-    // The mark of an unknown process.
+    // Set the mark of an unknown process.
     utimesSync(ownPath('locks', volume.id), 4711, 4711);
   }
   const isDated = (volume: Volume): boolean => readRecord(volume).expiry?.expiresAt > week;

@@ -14,7 +14,7 @@ export const unknownHost = 'unknown';
 export const isHostId = (text: string): boolean => /^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$/.test(text);
 const kinds: readonly string[] = ['path', 'container', 'pod', 'kubelet'] satisfies User['kind'][];
 
-/** Leaves out users that do not fit. What counts is that the host uses the volume. */
+/** Omits users that do not fit. The essential fact is that the host uses the volume. */
 export function encodeUse({ host, node, users }: Use): string {
   for (let count = maxUsers; ; count = Math.floor(count / 2)) {
     const shown = users.slice(0, count).map(({ kind, name }) => ({ kind, name }));

@@ -19,9 +19,9 @@ import type { FileStore } from '../file-store/verbs.ts';
 import { type Connect, createConnect } from './connect.ts';
 import { createNfsStoreKind } from './kind.ts';
 
-// A host begins to use a volume while another wants to be rid of it. One of them is stopped before each of its calls to
-// the server in turn, the other does its whole work meanwhile (or as much as it can without the first), then the first
-// goes on. Whatever the order, a volume whose use was granted exists, and a deleted volume has no use record.
+// A host begins to use a volume while another host removes it. One of them is suspended before each of its calls to the
+// server in turn. Meanwhile the other one runs its verb, to the end or until it waits for the first; then the first
+// continues. In every order, a volume whose use was granted exists, and a deleted volume has no use record.
 
 interface Site extends AsyncDisposable {
   readonly folder: string;
@@ -89,7 +89,7 @@ for (const [title, start] of Object.entries(sites))
     let site: Site;
     let first: FileStore;
     let second: FileStore;
-    /** Stops the first host before that call, and returns when it goes on. */
+    /** Suspends the first host before call `at`, until `goOn` resolves. */
     let stop: { readonly at: number; readonly reached: () => void; readonly goOn: Promise<void> } | undefined;
     let calls = 0;
     let resume: () => void = () => undefined;
@@ -105,7 +105,7 @@ for (const [title, start] of Object.entries(sites))
     beforeAll(async () => {
       site = await start();
       const clock = systemClock();
-      // When it waits, it waits for the first.
+      // When the second host waits, it waits for the first, so let the first continue.
       const resumingClock = {
         ...clock,
         sleep: (_ms: number, signal: AbortSignal): Promise<void> => {
@@ -131,7 +131,7 @@ for (const [title, start] of Object.entries(sites))
     let count = 0;
     const createVolume = (): Promise<Volume> => second.create(volumeSpec(`v${++count}`), scope);
 
-    /** What both were told, for each call of the first before which it was stopped. */
+    /** Yields the results of both hosts for each call before which the first one was suspended. */
     async function* interleave(one: Verb, other: Verb, prepare: (volume: Volume) => Promise<void>) {
       for (let at = 1; at < maxCalls; at++) {
         const volume = await createVolume();
@@ -179,7 +179,7 @@ for (const [title, start] of Object.entries(sites))
           await check(volume, others, mine);
           seen.add(others);
         }
-        // Both ways were seen, or nothing was shown.
+        // Both outcomes must have occurred; otherwise the test proves nothing.
         expect([...seen].sort()).toEqual(['done', 'volume-unknown']);
       });
 
@@ -205,7 +205,7 @@ for (const [title, start] of Object.entries(sites))
       });
     });
 
-    test('a renewal does not bring back a record that was broken, nor a use of what was then deleted', async () => {
+    test('a renewal does not bring back a removed record, or the use of a deleted volume', async () => {
       const beginUse = (volume: Volume): Promise<void> => usesOf(second).put(volume, use, scope);
       const renew: Verb = (store, volume) => usesOf(store).put(volume, { ...use, users: [] }, scope);
       const breakAndDelete: Verb = async (store, volume) => {

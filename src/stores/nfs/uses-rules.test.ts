@@ -29,16 +29,16 @@ import { createNfsStoreKind } from './kind.ts';
 import { newProcessMark } from './lock-marks.ts';
 import { maxHosts, maxTotalChars, unreadHosts } from './use-record-reader.ts';
 
-// What a use record permits and forbids, with one host at work. Two at once: uses-races.test.ts.
+// Use records with one active host. uses-races.test.ts tests two concurrent hosts.
 
-/** Of a process that this one comes after. */
+/** The mark of an earlier process of this host. */
 const earlierMark = newProcessMark();
 
 let folder: string;
 let store: FileStore;
 let uses: Uses;
 let volume: Volume;
-/** Procedures called since it was emptied. */
+/** The procedures called since a test last emptied the list. */
 let procedures: string[];
 
 beforeEach(async () => {
@@ -110,7 +110,7 @@ describe.each(Object.entries(refusedVerbs))('%s', (verb, end) => {
 
   test.each([
     ['a use', () => uses.put(volume, use('h1', 'web-0'), scope), 'node of h1 \\(h1, pod web-0\\)'],
-    ['a writer that says nothing else', () => uses.takeWriter(volume, 'h1', scope), 'h1 \\(h1\\)'],
+    ['a writer without a use record', () => uses.takeWriter(volume, 'h1', scope), 'h1 \\(h1\\)'],
   ])('is refused for %s, until it is removed', async (_, begin, shownHost) => {
     await begin();
     expectError(await refusal(end()), {
@@ -143,8 +143,8 @@ test('leftovers of a crash do not prevent a deletion, and go with the volume', a
 });
 
 test.each([
-  ['says no host', () => writeFileSync(recordPath('.writer'), '../h1\n')],
-  ['is no file', () => mkdirSync(recordPath('.writer'))],
+  ['contains no host id', () => writeFileSync(recordPath('.writer'), '../h1\n')],
+  ['is not a file', () => mkdirSync(recordPath('.writer'))],
 ])('a writer file that %s counts as an unknown host', async (_, damageWriterFile) => {
   mkdirSync(join(usersFolder(), volume.id));
   damageWriterFile();
@@ -182,7 +182,7 @@ test('a host that was suspended while it had the volume locked gives up', async 
 });
 
 describe('a renewal', () => {
-  test('takes three calls, and none creates, moves or removes anything', async () => {
+  test('makes three calls, and none creates, moves or removes a file', async () => {
     await uses.put(volume, use('h1', 'web-0'), scope);
     const before = readFileSync(recordPath('h1'), 'utf8');
     procedures = [];
@@ -207,8 +207,8 @@ describe('a renewal', () => {
   });
 });
 
-test('an unused volume takes one call, and a listing of volumes none', async () => {
-  // The folder of all records is found once.
+test('listing the uses of an unused volume makes one call, and listing volumes reads no use records', async () => {
+  // The first call looks up the folder of all records, too.
   await uses.list(volume.id, scope);
   procedures = [];
   expect(await uses.list(volume.id, scope)).toEqual([]);
@@ -229,13 +229,13 @@ test('an unused volume takes one call, and a listing of volumes none', async () 
   expect(paths.filter((path) => path.includes('users'))).toEqual([]);
 });
 
-describe('a server that says that very many hosts use a volume', () => {
+describe('a volume with use records of very many hosts', () => {
   const hostCount = 3000;
   const hosts = Array.from({ length: hostCount }, (_, i) => `h${i}`);
   let inFlight = 0;
   let maxInFlight = 0;
 
-  /** All say the same, in the longest record there can be. */
+  /** Creates records of maximum size for all hosts. Counts the concurrent calls of the store that it opens. */
   async function openWithManyHosts(): Promise<Uses> {
     const record = JSON.stringify({ version: 1, host: 'h', node: 'somewhere', users: [] }).padEnd(65_000);
     await uses.put(volume, use('h0'), scope);
@@ -255,7 +255,7 @@ describe('a server that says that very many hosts use a volume', () => {
       .uses as Uses;
   }
 
-  test('has only some records read, including that of the writer, and few at a time', async () => {
+  test('makes list() read only some records, including that of the writer, and at most 16 at a time', async () => {
     const seen = await (await openWithManyHosts()).list(volume.id, scope);
     expect(maxInFlight).toBeLessThanOrEqual(16);
     expect(maxInFlight).toBeGreaterThan(1);
@@ -269,13 +269,13 @@ describe('a server that says that very many hosts use a volume', () => {
       stale: false,
       renewedAt: expect.any(Number),
     });
-    // Whom they have there is kept of the first.
+    // Only the first records are read within the size limit.
     const withNode = seen.filter(({ node }) => node === 'somewhere').length;
     expect(withNode).toBe(Math.floor(maxTotalChars / 65_000));
     expect(seen.filter(({ node, host }) => node === host)).toHaveLength(seen.length - 1 - withNode);
   });
 
-  test('prevents the deletion, and the error counts the hosts', async () => {
+  test('cannot be deleted, and the error counts the hosts', async () => {
     await openWithManyHosts();
     procedures = [];
     expectError(await refusal(store.delete(volume, scope)), {
@@ -289,11 +289,11 @@ describe('a server that says that very many hosts use a volume', () => {
   });
 });
 
-describe('a deletion got no further than the data when its host was killed', () => {
+describe('after the host of a deletion was killed between removing the data and the record', () => {
   test.each([
     ['using the volume', () => uses.put(volume, use('h1'), scope)],
     ['becoming its writer', () => uses.takeWriter(volume, 'h1', scope)],
-  ])('%s finishes it: the volume does not exist', async (_, begin) => {
+  ])('%s finishes the deletion and fails with volume-unknown', async (_, begin) => {
     writeFileSync(join(folder, 'photos', 'file'), 'data');
     const isHalfDone = (): boolean => !existsSync(join(folder, 'photos')) && existsSync(join(folder, 'photos.meta'));
     const host = crashableProcess(connectToDisk(folder));

@@ -28,11 +28,11 @@ interface ServedExport {
   readonly uri: string;
   readonly options: Readonly<Record<string, string>>;
   readonly connect: Connect;
-  /** What is exported, on this machine. */
+  /** The exported folder on this machine. */
   readonly folder: string;
 }
 
-/** A day ahead: no time that the store reports may come from this clock. */
+/** A day ahead of the server: no time that the store reports may come from this clock. */
 const fastClock = { ...systemClock(), now: () => Date.now() + 86_400_000 };
 
 function usesOf(store: FileStore): Uses {
@@ -49,13 +49,13 @@ async function openStore({ uri, options, connect }: ServedExport, instance = 'in
 const openUses = async (served: ServedExport, instance?: string): Promise<Uses> =>
   usesOf(await openStore(served, instance));
 
-/** A new one, on a store of its own host. */
+/** Creates a volume as another host. */
 async function createVolume(served: ServedExport): Promise<VolumeRef> {
   const store = await openStore(served, 'maker');
   return store.create(volumeSpec('photos', { instance: 'maker' }), scope);
 }
 
-/** Through the server, which may remember for a while what was there. */
+/** Makes a record older through the server, because the server may cache attributes. */
 async function makeOlder(
   { uri, options, connect }: ServedExport,
   id: VolumeId,
@@ -137,7 +137,7 @@ function usesContract(serve: () => Promise<ServedExport>): void {
       action: /^Stop using it there first\. .*: stowage volume release test\/photos --host h1$/,
     });
     await other.dropWriter(id, 'h2', scope);
-    // By the names that people have for it, once it has said them.
+    // Once the host has recorded its node and users, the error names them.
     const useWithPod = use('h1', 'default/web-0');
     const users: Use['users'] = [{ kind: 'kubelet', name: 'file.stowage.dev' }, ...useWithPod.users];
     await uses.put(volume, { ...useWithPod, users: [...users, { kind: 'path', name: '/mnt/a' }] }, scope);
@@ -155,7 +155,7 @@ function usesContract(serve: () => Promise<ServedExport>): void {
     await uses.takeWriter(volume, 'h1', scope);
     for (let i = 0; i < 2; i++) await uses.dropWriter(id, 'h1', scope);
     await other.takeWriter(volume, 'h2', scope);
-    // Whatever it recorded of users, it uses the volume.
+    // The writer uses the volume even without a record of its users.
     expect(await uses.list(id, scope)).toEqual([
       { host: 'h2', node: 'h2', users: [], writer: true, stale: false, renewedAt: expect.any(Number) },
     ]);
@@ -170,7 +170,7 @@ function usesContract(serve: () => Promise<ServedExport>): void {
     expect(recordsIn(served.folder)).toEqual([]);
   });
 
-  test('of many hosts that want to write at once, one may', async () => {
+  test('only one of many concurrent hosts becomes the writer', async () => {
     const all = await Promise.all(
       ['a', 'b', 'c', 'd'].map(async (host) => [host, await openUses(served, host)] as const),
     );
@@ -179,7 +179,7 @@ function usesContract(serve: () => Promise<ServedExport>): void {
     for (const one of results) if (one.status === 'rejected') expect(one.reason).toMatchObject({ code: 'in-use' });
   });
 
-  test('hosts that come and go do not disturb each other', async () => {
+  test('hosts that concurrently put and remove their records do not affect each other', async () => {
     const other = await openUses(served, 'instance-2');
     const putAndRemove = async (one: Uses, host: string): Promise<void> => {
       for (let i = 0; i < 25; i++) {
@@ -213,7 +213,7 @@ describe('on the local file system', () => {
 
   test.each([
     ['is empty', ''],
-    ['is cut off', '{"version":1,"host":"h1","no'],
+    ['is truncated', '{"version":1,"host":"h1","no'],
     ['is something else', '[]'],
     ['lacks a field', '{"version":1,"host":"h1"}'],
     ['is too long', `"${'x'.repeat(70_000)}"`],

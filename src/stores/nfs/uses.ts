@@ -13,7 +13,7 @@ import { undefinedIfAbsent } from './use-record-reader.ts';
 import { createUseRecordWriter } from './use-record-writer.ts';
 import { encodeUse, isHostId, maxRecordBytes } from './uses-format.ts';
 
-/** Use records: one file for each volume and host. The host rewrites it while it uses the volume. */
+/** Use records: one file for each volume and host. The host renews its file while it uses the volume. */
 export function createUses(parts: VerbContext, storeRoot: NfsStoreRoot): Uses {
   const { runVerb } = parts;
   const { files } = storeRoot;

@@ -9,7 +9,7 @@ import type { StaleFileWatch } from './stale-file-watch.ts';
 
 /** Longer than the time after which a holder stops by itself: see `takenForDeadMs`. */
 export const deadLock = { afterMs: 2 * presumedDeadMs, steadyMs: 10_000 } as const;
-/** Locks that this process released are taken again without a LOOKUP. At most this many are remembered. */
+/** This process takes a lock that it has released before without a LOOKUP. It remembers at most this many locks. */
 const maxReleasedLocks = 10_000;
 /** Retries if the lock file is created or removed between two of our calls. */
 const maxLookups = 3;
@@ -35,8 +35,8 @@ export interface TakenLock {
   /** The volume had no lock file. */
   readonly isNew: boolean;
   /**
-   * It is not known that the spare lock was free at a moment when the lock file existed. Until then another host, which found no room for a lock
-   * file, may hold the volume by the spare lock; afterwards none can.
+   * The spare lock was not yet seen free while the lock file existed. Until then another host that found no space for a lock file may hold
+   * the volume by the spare lock; afterwards none can.
    */
   readonly isSpareUnchecked: boolean;
   readonly keys: readonly string[];

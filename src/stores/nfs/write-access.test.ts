@@ -15,7 +15,7 @@ import { createWriteAccessCheck } from './write-access.ts';
 
 const asRoot = process.getuid?.() === 0;
 
-/** A directory with that owner and mode, on a server that squashes root, or no user. */
+/** Runs the check on a directory with that owner and mode, on a server that squashes root or no user. */
 async function checkAccess(
   squash: 'root' | 'none',
   owner: { readonly uid: number; readonly mode: number },
@@ -83,7 +83,7 @@ test.runIf(asRoot)('the fake server answers like a real one', async () => {
 });
 
 test.runIf(asRoot).each([
-  ['where root is root', 'none', { uid: 0, mode: 0o755 }, {}],
+  ['on a server without squash', 'none', { uid: 0, mode: 0o755 }, {}],
   ['that all users may write to', 'root', { uid: 0, mode: 0o777 }, {}],
   ['of an ordinary user', 'root', { uid: 1000, mode: 0o755 }, {}],
   ['that is read-only for all users', 'root', { uid: 0, mode: 0o555 }, {}],

@@ -18,7 +18,7 @@ export function createWriteAccessCheck(storeRoot: NfsStoreRoot, options: NfsOpti
     const { nfs } = storeRoot.session;
     try {
       const [granted, { uid, mode }] = await Promise.all([
-        // Asks as the user that root is on the server: with squash, the store's user.
+        // Calls as the user to which root is mapped: with squash, the store's user.
         nfs.access(handle, accessRight.modify | accessRight.extend, limits),
         nfs.getattr(handle, limits),
       ]);

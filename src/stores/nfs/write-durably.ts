@@ -2,7 +2,7 @@ import { type FileHandle, type NfsClient, stability } from '#wire/nfs3/index.ts'
 import { UnsuitableFile } from '../file-store/files.ts';
 import { asSystemError } from './system-error.ts';
 
-/** Give up on a server that restarts, or says so, at every write. */
+/** Give up on a server that restarts, or reports a new verifier, at every write. */
 const maxRestarts = 3;
 
 export const toMs = (seconds: number, nanoseconds: number): number => seconds * 1000 + Math.floor(nanoseconds / 1e6);
