@@ -307,7 +307,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await expect.poll(() => volumesIn(testFolder), pollOptions).toEqual([]);
       await chown(join(folder, 'roots'), 0, 0);
       const error = await errorOf('run', '--rm', '-v', 'roots:/data', image, 'touch', '/data/after');
-      expect(error).toMatch(/no container could write to the volume: root is user 65534 on its server \(squash=root\)/);
+      expect(error).toMatch(/no container could write to the volume: squash=root maps root to user 65534/);
       expect(error).toMatch(
         /Ask the store's administrator to make that user the owner of the directory on the server \(chown 65534\)/,
       );

@@ -1,5 +1,5 @@
 import { mkdirSync, rmdirSync } from 'node:fs';
-import { checked, foreign } from '#base/linux/libc.ts';
+import { checkResult, lazyBindings } from '#base/linux/libc.ts';
 
 /** The system calls that stage and publish a directory, without records, locks and checks. */
 export interface BareMounts {
@@ -9,7 +9,7 @@ export interface BareMounts {
   takeDown(...places: readonly string[]): void;
 }
 
-const functions = foreign({
+const functions = lazyBindings({
   mount: 'int mount(const char *source, const char *target, const char *type, unsigned long flags, const void *data)',
   umount2: 'int umount2(const char *target, int flags)',
 });
@@ -19,19 +19,19 @@ const confined = 2 | 4;
 
 function bind(from: string, to: string): void {
   mkdirSync(to);
-  checked('mount', functions().mount(from, to, null, binding, null));
+  checkResult('mount', functions().mount(from, to, null, binding, null));
 }
 
 export const createBareMounts: BareMounts = {
   stage: (source, own, staging) => {
     bind(source, own);
-    checked('mount', functions().mount(null, own, null, binding | remounting | confined, null));
+    checkResult('mount', functions().mount(null, own, null, binding | remounting | confined, null));
     bind(own, staging);
   },
   publish: bind,
   takeDown: (...places) => {
     for (const place of places) {
-      checked('umount', functions().umount2(place, 0));
+      checkResult('umount', functions().umount2(place, 0));
       rmdirSync(place);
     }
   },

@@ -1,7 +1,7 @@
 import process from 'node:process';
 import { setFlagsFromString } from 'node:v8';
 import type { Clock } from '#base/clock.ts';
-import { foreign } from '#base/linux/libc.ts';
+import { lazyBindings } from '#base/linux/libc.ts';
 
 /**
  * Makes V8 also discard compiled code that was not used for two garbage collections: 2.6 MB after a thousand volumes. Set here and not in
@@ -53,7 +53,7 @@ export function releaseMemoryWhenIdle(clock: Clock, own: Process = thisProcess()
   return { [Symbol.dispose]: () => timer[Symbol.dispose]() };
 }
 
-const native = foreign({ malloc_trim: 'int malloc_trim(size_t pad)' });
+const native = lazyBindings({ malloc_trim: 'int malloc_trim(size_t pad)' });
 
 export function thisProcess(): Process {
   // Undefined: Node was started without --expose-gc.

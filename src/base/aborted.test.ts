@@ -1,20 +1,20 @@
 import { describe, expect, test } from 'vitest';
 import { aborted, onAbort, unlessAborted, untilAborted } from './aborted.ts';
 
-const ended = (): AbortSignal => AbortSignal.abort(new Error('stopped'));
+const abortedSignal = (): AbortSignal => AbortSignal.abort(new Error('stopped'));
 
 test('aborted() resolves when the signal is aborted, also if it was aborted before', async () => {
   const controller = new AbortController();
-  const end = aborted(controller.signal);
+  const resolved = aborted(controller.signal);
   controller.abort();
-  await end;
-  await aborted(ended());
+  await resolved;
+  await aborted(abortedSignal());
 });
 
 describe('onAbort', () => {
   test('calls once, and immediately if the signal is already aborted', () => {
     let calls = 0;
-    using _before = onAbort(ended(), () => calls++);
+    using _before = onAbort(abortedSignal(), () => calls++);
     expect(calls).toBe(1);
     const controller = new AbortController();
     using _later = onAbort(controller.signal, () => calls++);
@@ -47,8 +47,8 @@ describe('unlessAborted', () => {
     await expect(waiting).rejects.toThrow('enough');
     // A later failure of the work must not become an unhandled rejection.
     reject(new Error('later'));
-    await expect(unlessAborted(Promise.resolve(), ended())).rejects.toThrow('stopped');
-    await expect(unlessAborted(Promise.reject(new Error('failed')), ended())).rejects.toThrow('stopped');
+    await expect(unlessAborted(Promise.resolve(), abortedSignal())).rejects.toThrow('stopped');
+    await expect(unlessAborted(Promise.reject(new Error('failed')), abortedSignal())).rejects.toThrow('stopped');
   });
 });
 
@@ -67,6 +67,6 @@ describe('untilAborted', () => {
     await waiting;
     // A later failure of the work must not become an unhandled rejection.
     reject(new Error('later'));
-    await untilAborted(Promise.reject(new Error('failed')), ended());
+    await untilAborted(Promise.reject(new Error('failed')), abortedSignal());
   });
 });

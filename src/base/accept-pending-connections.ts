@@ -8,14 +8,14 @@ import { setImmediate as turn } from 'node:timers/promises';
  * request.
  */
 export async function acceptPendingConnections(server: Server): Promise<void> {
-  const at = server.address();
+  const address = server.address();
   // Closing unlinks the path again. Only a server that started within these few turns could lose its socket that way.
-  if (typeof at === 'string') await rm(at, { force: true });
+  if (typeof address === 'string') await rm(address, { force: true });
   let acceptedCount = 0;
   const count = (): void => void acceptedCount++;
   server.on('connection', count);
   try {
-    // Node accepts one pending connection per turn of the event loop. The current turn may be half over.
+    // Node accepts one pending connection per turn of the event loop. Wait for two turns, because part of the current one may have passed.
     for (let before = -1; before !== acceptedCount; ) {
       before = acceptedCount;
       await turn();

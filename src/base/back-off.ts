@@ -6,15 +6,15 @@ export interface BackOff {
 
 export interface BackOffOptions {
   readonly firstMs: number;
-  readonly mostMs: number;
+  readonly maxMs: number;
   /** From 0 to 1. */
   readonly random: () => number;
 }
 
-/** Doubles each time. Jitter between half and all of it keeps callers that failed together from retrying together. */
-export function waitAfter(failures: number, { firstMs, mostMs, random }: BackOffOptions): number {
-  const whole = Math.min(mostMs, firstMs * 2 ** Math.min(failures - 1, 30));
-  return whole * (0.5 + random() / 2);
+/** The delay doubles with each failure. Jitter (half to all of it) keeps callers that failed together from retrying together. */
+export function backOffDelay(failures: number, { firstMs, maxMs, random }: BackOffOptions): number {
+  const fullMs = Math.min(maxMs, firstMs * 2 ** Math.min(failures - 1, 30));
+  return fullMs * (0.5 + random() / 2);
 }
 
 export function createBackOff(options: BackOffOptions): BackOff {
@@ -22,7 +22,7 @@ export function createBackOff(options: BackOffOptions): BackOff {
   return {
     next: () => {
       failures++;
-      return waitAfter(failures, options);
+      return backOffDelay(failures, options);
     },
     reset: () => {
       failures = 0;

@@ -4,7 +4,7 @@ import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { DeadlineExceeded, systemClock } from './clock.ts';
 
 const clock = systemClock();
-const never = new AbortController().signal;
+const neverAborted = new AbortController().signal;
 
 test('now() is the wall-clock time in milliseconds', () => {
   const before = Date.now();
@@ -19,25 +19,25 @@ test('elapsed() is the same in another process', () => {
     import { systemClock } from ${JSON.stringify(join(import.meta.dirname, 'clock.ts'))};
     console.log(systemClock().elapsed());`;
   const flags = ['--disable-warning=ExperimentalWarning', '--input-type=module-typescript', '--eval', script];
-  const there = Number(execFileSync(process.execPath, flags, { timeout: 20_000 }));
-  expect(there).toBeGreaterThan(before);
-  expect(there).toBeLessThan(clock.elapsed());
+  const elapsedElsewhere = Number(execFileSync(process.execPath, flags, { timeout: 20_000 }));
+  expect(elapsedElsewhere).toBeGreaterThan(before);
+  expect(elapsedElsewhere).toBeLessThan(clock.elapsed());
 });
 
 describe('sleep', () => {
   test('sleeps for the given time', async () => {
     const began = performance.now();
-    await clock.sleep(30, never);
+    await clock.sleep(30, neverAborted);
     // Timers count in whole milliseconds and may round down the first one.
     expect(performance.now() - began).toBeGreaterThanOrEqual(29);
   });
 
   test('rejects with an AbortError that carries the reason as soon as its signal is aborted', async () => {
-    const stop = new AbortController();
-    const asleep = clock.sleep(3_600_000, stop.signal);
+    const controller = new AbortController();
+    const sleeping = clock.sleep(3_600_000, controller.signal);
     const reason = new Error('shutting down');
-    stop.abort(reason);
-    await expect(asleep).rejects.toMatchObject({ name: 'AbortError', cause: reason });
+    controller.abort(reason);
+    await expect(sleeping).rejects.toMatchObject({ name: 'AbortError', cause: reason });
   });
 
   test('rejects at once if its signal is already aborted', async () => {
@@ -54,7 +54,7 @@ describe('deadline', () => {
   });
 
   test('aborts its signal when the time is over, with DeadlineExceeded as the reason', () => {
-    using limit = clock.deadline(100, never);
+    using limit = clock.deadline(100, neverAborted);
     vi.advanceTimersByTime(99);
     expect(limit.signal.aborted).toBe(false);
     vi.advanceTimersByTime(1);
@@ -76,14 +76,14 @@ describe('deadline', () => {
   });
 
   test('cannot be extended by a nested deadline', () => {
-    using outer = clock.deadline(50, never);
+    using outer = clock.deadline(50, neverAborted);
     using inner = clock.deadline(1000, outer.signal);
     vi.advanceTimersByTime(50);
     expect(inner.signal.reason).toMatchObject({ ms: 50 });
   });
 
   test('does not abort its signal after disposal', () => {
-    const limit = clock.deadline(100, never);
+    const limit = clock.deadline(100, neverAborted);
     limit[Symbol.dispose]();
     expect(vi.getTimerCount()).toBe(0);
     vi.advanceTimersByTime(1000);

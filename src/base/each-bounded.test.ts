@@ -1,31 +1,31 @@
 import { describe, expect, test } from 'vitest';
 import { eachBounded } from './each-bounded.ts';
 
-const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
+const nextTurn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
-describe('bounded work', () => {
+describe('eachBounded', () => {
   test('never exceeds the limit, and processes every item', async () => {
     let inFlight = 0;
-    let most = 0;
-    const done: number[] = [];
+    let maxInFlight = 0;
+    const finishedItems: number[] = [];
     await eachBounded([1, 2, 3, 4, 5, 6, 7], 3, async (item) => {
-      most = Math.max(most, ++inFlight);
-      await turn();
+      maxInFlight = Math.max(maxInFlight, ++inFlight);
+      await nextTurn();
       inFlight--;
-      done.push(item);
+      finishedItems.push(item);
     });
-    expect(most).toBe(3);
-    expect(done.toSorted()).toEqual([1, 2, 3, 4, 5, 6, 7]);
+    expect(maxInFlight).toBe(3);
+    expect(finishedItems.toSorted()).toEqual([1, 2, 3, 4, 5, 6, 7]);
   });
 
   test('throws the first failure after the running items have ended, and starts no more', async () => {
-    const begun: number[] = [];
+    const startedItems: number[] = [];
     const work = eachBounded([1, 2, 3, 4, 5, 6], 2, async (item) => {
-      begun.push(item);
-      await turn();
+      startedItems.push(item);
+      await nextTurn();
       if (item === 1) throw new Error('one');
     });
     await expect(work).rejects.toThrow('one');
-    expect(begun.length).toBeLessThan(6);
+    expect(startedItems.length).toBeLessThan(6);
   });
 });

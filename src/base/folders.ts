@@ -10,21 +10,21 @@ export interface Folders {
 }
 
 /** The default folders: those of the system for root, otherwise those of the XDG specification. */
-export function defaultFolders(who: {
+export function defaultFolders(user: {
   readonly root: boolean;
   readonly home: string;
   readonly env: Readonly<Record<string, string | undefined>>;
 }): Folders {
-  if (who.root) return folders('/var/lib/stowage', '/run/stowage', '/etc/stowage');
+  if (user.root) return folders('/var/lib/stowage', '/run/stowage', '/etc/stowage');
   // The XDG specification says to ignore relative paths.
   const xdg = (name: string, otherwise: string): string => {
-    const value = who.env[name];
+    const value = user.env[name];
     return value?.startsWith('/') ? value : otherwise;
   };
-  const state = join(xdg('XDG_STATE_HOME', join(who.home, '.local/state')), 'stowage');
-  const runtime = who.env['XDG_RUNTIME_DIR'];
+  const state = join(xdg('XDG_STATE_HOME', join(user.home, '.local/state')), 'stowage');
+  const runtime = user.env['XDG_RUNTIME_DIR'];
   const run = runtime?.startsWith('/') ? join(runtime, 'stowage') : state;
-  return folders(state, run, join(xdg('XDG_CONFIG_HOME', join(who.home, '.config')), 'stowage'));
+  return folders(state, run, join(xdg('XDG_CONFIG_HOME', join(user.home, '.config')), 'stowage'));
 }
 
 const folders = (state: string, run: string, config: string): Folders => ({

@@ -8,26 +8,26 @@ const statuses: Readonly<Record<string, number>> = {
   ERR_HTTP_REQUEST_TIMEOUT: 408,
 };
 
-export interface BareAnswer {
+export interface RawResponse {
   readonly status: number;
   readonly headers: Readonly<Record<string, string>>;
   readonly body: string;
 }
 
-/** What Node's parser rejects never becomes a request, so the answer is written directly to the socket, and the connection ends. */
-export const refusingUnparsable =
-  (answer: (status: number) => BareAnswer) =>
+/** Node's parser rejects such input before there is a request. So the handler writes the response directly to the socket and closes it. */
+export const createClientErrorHandler =
+  (answer: (status: number) => RawResponse) =>
   (error: Error & { readonly code?: string }, socket: Duplex): void => {
     if (error.code === 'ECONNRESET' || !socket.writable) {
       socket.destroy();
       return;
     }
-    answerBare(socket, answer(statuses[error.code ?? ''] ?? 400));
+    endWithResponse(socket, answer(statuses[error.code ?? ''] ?? 400));
   };
 
-/** Writes a last answer to a connection, and ends it. */
-export function answerBare(socket: Duplex, { status, headers, body }: BareAnswer): void {
-  const all = { ...headers, 'content-length': Buffer.byteLength(body), connection: 'close' };
-  const head = Object.entries(all).map(([name, value]) => `${name}: ${value}\r\n`);
+/** Writes a response directly to the socket, then closes the connection. */
+export function endWithResponse(socket: Duplex, { status, headers, body }: RawResponse): void {
+  const allHeaders = { ...headers, 'content-length': Buffer.byteLength(body), connection: 'close' };
+  const head = Object.entries(allHeaders).map(([name, value]) => `${name}: ${value}\r\n`);
   socket.end(`HTTP/1.1 ${status} ${STATUS_CODES[status] ?? ''}\r\n${head.join('')}\r\n${body}`);
 }

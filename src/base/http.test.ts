@@ -42,12 +42,12 @@ async function serve(listener: RequestListener): Promise<string> {
 test('targetOf splits a URL into host, port and prefix', () => {
   expect(targetOf(new URL('https://[::1]/api/'))).toEqual({
     isSecure: true,
-    at: { host: '::1', port: 443 },
+    endpoint: { host: '::1', port: 443 },
     prefix: '/api',
   });
   expect(targetOf(new URL('http://example.org:8080'))).toEqual({
     isSecure: false,
-    at: { host: 'example.org', port: 8080 },
+    endpoint: { host: 'example.org', port: 8080 },
     prefix: '',
   });
 });

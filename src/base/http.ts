@@ -9,18 +9,22 @@ import { errnoOf, isErrno } from './errno.ts';
 /** The server that requests go to. */
 export interface HttpTarget {
   readonly isSecure: boolean;
-  readonly at: { readonly socketPath: string } | { readonly host: string; readonly port: number };
+  readonly endpoint: { readonly socketPath: string } | { readonly host: string; readonly port: number };
   /** Prepended to the path of every request. Empty, or without a trailing slash. */
   readonly prefix: string;
 }
 
-export const socketTarget = (socketPath: string): HttpTarget => ({ isSecure: false, at: { socketPath }, prefix: '' });
+export const socketTarget = (socketPath: string): HttpTarget => ({
+  isSecure: false,
+  endpoint: { socketPath },
+  prefix: '',
+});
 
 export function targetOf({ protocol, hostname, port, pathname }: URL): HttpTarget {
   const isSecure = protocol === 'https:';
   const host = hostname.replace(/^\[(.*)\]$/, '$1');
-  const at = { host, port: port === '' ? (isSecure ? 443 : 80) : Number(port) };
-  return { isSecure, at, prefix: pathname.replace(/\/$/, '') };
+  const endpoint = { host, port: port === '' ? (isSecure ? 443 : 80) : Number(port) };
+  return { isSecure, endpoint, prefix: pathname.replace(/\/$/, '') };
 }
 
 export interface HttpCall {
@@ -32,7 +36,7 @@ export interface HttpCall {
   readonly body?: string | undefined;
   /** Streamed instead of a body. */
   readonly stream?: AsyncIterable<Uint8Array> | undefined;
-  /** False: a connection of its own, so that a long call does not block a pooled one. */
+  /** False: use a new connection, so that a long call does not block a pooled one. */
   readonly agent: Agent | false;
   /** Further options of `https.request`. */
   readonly tls?: object;
@@ -45,16 +49,20 @@ export function startRequest(target: HttpTarget, call: HttpCall, signal: AbortSi
   // For methods that usually have no body, such as DELETE, Node does not set the length itself.
   const length = body === undefined ? {} : { 'content-length': String(Buffer.byteLength(body)) };
   const headers = { ...call.headers, ...length };
-  const options = { ...target.at, path: `${target.prefix}${call.path}`, method, headers, agent, signal };
+  const options = { ...target.endpoint, path: `${target.prefix}${call.path}`, method, headers, agent, signal };
   return target.isSecure ? secureRequest({ ...options, ...tls }) : plainRequest(options);
 }
 
 /** Sends the body and waits for the head of the answer. Rejects with the signal's reason as soon as it is aborted. */
-export async function headOf(sent: ClientRequest, call: HttpCall, signal: AbortSignal): Promise<IncomingMessage> {
+export async function sendAndAwaitHead(
+  sent: ClientRequest,
+  call: HttpCall,
+  signal: AbortSignal,
+): Promise<IncomingMessage> {
   const { promise, resolve, reject } = Promise.withResolvers<IncomingMessage>();
   // A request that is queued for a connection notices an abort only when it gets one.
-  const stop = onAbort(signal, () => reject(signal.reason));
-  sent.on('close', () => stop[Symbol.dispose]());
+  const abortListener = onAbort(signal, () => reject(signal.reason));
+  sent.on('close', () => abortListener[Symbol.dispose]());
   sent.on('response', resolve);
   sent.on('error', reject);
   if (call.stream === undefined) sent.end(call.body);
@@ -66,10 +74,10 @@ export async function headOf(sent: ClientRequest, call: HttpCall, signal: AbortS
 export async function send(target: HttpTarget, call: HttpCall, signal: AbortSignal): Promise<IncomingMessage> {
   const first = startRequest(target, call, signal);
   try {
-    return await headOf(first, call, signal);
+    return await sendAndAwaitHead(first, call, signal);
   } catch (thrown) {
     if (call.method !== 'GET' || !first.reusedSocket || !isHangUp(thrown) || signal.aborted) throw thrown;
-    return await headOf(startRequest(target, call, signal), call, signal);
+    return await sendAndAwaitHead(startRequest(target, call, signal), call, signal);
   }
 }
 

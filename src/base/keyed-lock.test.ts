@@ -3,9 +3,9 @@ import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import { createKeyedLock } from './keyed-lock.ts';
 
-const never = new AbortController().signal;
+const neverAborted = new AbortController().signal;
 
-/** Lets all promises settle that can. */
+/** Waits until pending promises have settled. */
 const settle = async (): Promise<void> => {
   for (let n = 0; n < 5; n++) await turn();
 };
@@ -13,32 +13,32 @@ const settle = async (): Promise<void> => {
 describe('a keyed lock', () => {
   test('grants a free key at once', async () => {
     const lock = createKeyedLock();
-    using _held = await lock.hold(['a'], never);
+    using _held = await lock.hold(['a'], neverAborted);
     expect(lock.size).toBe(1);
   });
 
   test('makes a second holder of the same key wait, but not one of another key', async () => {
     const lock = createKeyedLock();
-    const first = await lock.hold(['a'], never);
-    let entered = false;
-    const second = lock.hold(['a'], never).then((held) => {
-      entered = true;
+    const first = await lock.hold(['a'], neverAborted);
+    let isGranted = false;
+    const second = lock.hold(['a'], neverAborted).then((held) => {
+      isGranted = true;
       return held;
     });
-    using _other = await lock.hold(['b'], never);
+    using _other = await lock.hold(['b'], neverAborted);
     await settle();
-    expect(entered).toBe(false);
+    expect(isGranted).toBe(false);
     first[Symbol.dispose]();
     using _second = await second;
-    expect(entered).toBe(true);
+    expect(isGranted).toBe(true);
   });
 
   test('grants a key in FIFO order', async () => {
     const lock = createKeyedLock();
     const order: number[] = [];
-    const first = await lock.hold(['a'], never);
+    const first = await lock.hold(['a'], neverAborted);
     const others = [1, 2, 3, 4].map(async (n) => {
-      using _held = await lock.hold(['a'], never);
+      using _held = await lock.hold(['a'], neverAborted);
       order.push(n);
       await settle();
     });
@@ -50,7 +50,7 @@ describe('a keyed lock', () => {
   test('keeps no state when no caller holds or waits for a key', async () => {
     const lock = createKeyedLock();
     const holds = ['a', 'b', 'a', 'a'].map(async (key) => {
-      using _held = await lock.hold([key, 'c'], never);
+      using _held = await lock.hold([key, 'c'], neverAborted);
       await turn();
     });
     expect(lock.size).toBeGreaterThan(0);
@@ -60,25 +60,25 @@ describe('a keyed lock', () => {
 
   test('acquires a key that is given twice only once', async () => {
     const lock = createKeyedLock();
-    const held = await lock.hold(['a', 'a'], never);
+    const held = await lock.hold(['a', 'a'], neverAborted);
     held[Symbol.dispose]();
     expect(lock.size).toBe(0);
   });
 
   test('is released only once if it is disposed of twice', async () => {
     const lock = createKeyedLock();
-    const first = await lock.hold(['a'], never);
+    const first = await lock.hold(['a'], neverAborted);
     first[Symbol.dispose]();
-    using _second = await lock.hold(['a'], never);
+    using _second = await lock.hold(['a'], neverAborted);
     first[Symbol.dispose]();
-    let entered = false;
-    const stop = new AbortController();
-    const third = lock.hold(['a'], stop.signal).then(() => {
-      entered = true;
+    let isGranted = false;
+    const controller = new AbortController();
+    const third = lock.hold(['a'], controller.signal).then(() => {
+      isGranted = true;
     });
     await settle();
-    expect(entered).toBe(false);
-    stop.abort();
+    expect(isGranted).toBe(false);
+    controller.abort();
     await expect(third).rejects.toThrow();
   });
 });
@@ -86,20 +86,20 @@ describe('a keyed lock', () => {
 describe('an aborted wait', () => {
   test("rejects at once with the signal's reason, but keeps its place in the queue until its turn", async () => {
     const lock = createKeyedLock();
-    const first = await lock.hold(['a'], never);
-    const stop = new AbortController();
-    const given = lock.hold(['a'], stop.signal);
-    let entered = false;
-    const third = lock.hold(['a'], never).then((held) => {
-      entered = true;
+    const first = await lock.hold(['a'], neverAborted);
+    const controller = new AbortController();
+    const abortedWait = lock.hold(['a'], controller.signal);
+    let isGranted = false;
+    const third = lock.hold(['a'], neverAborted).then((held) => {
+      isGranted = true;
       return held;
     });
     const reason = new Error('enough');
-    stop.abort(reason);
-    await expect(given).rejects.toBe(reason);
+    controller.abort(reason);
+    await expect(abortedWait).rejects.toBe(reason);
     await settle();
-    // The third must not overtake the first because the second, between them, left.
-    expect(entered).toBe(false);
+    // The third must not overtake the first although the second, between them, left the queue.
+    expect(isGranted).toBe(false);
     first[Symbol.dispose]();
     const held = await third;
     held[Symbol.dispose]();
@@ -109,13 +109,13 @@ describe('an aborted wait', () => {
 
   test('releases the keys that it already holds', async () => {
     const lock = createKeyedLock();
-    using _b = await lock.hold(['b'], never);
-    const stop = new AbortController();
-    const both = lock.hold(['a', 'b'], stop.signal);
+    using _b = await lock.hold(['b'], neverAborted);
+    const controller = new AbortController();
+    const both = lock.hold(['a', 'b'], controller.signal);
     await settle();
-    stop.abort();
+    controller.abort();
     await expect(both).rejects.toThrow('aborted');
-    using _a = await lock.hold(['a'], never);
+    using _a = await lock.hold(['a'], neverAborted);
   });
 
   test('does not start if the signal is already aborted', async () => {
@@ -135,25 +135,25 @@ test('with random callers and keys: one holder per key, no deadlock, and no stat
     fc.asyncProperty(fc.array(caller, { minLength: 1, maxLength: 12 }), async (callers) => {
       const lock = createKeyedLock();
       const holders = new Map<string, number>();
-      const change = (keys: readonly string[], by: number): void => {
-        for (const key of new Set(keys)) holders.set(key, (holders.get(key) ?? 0) + by);
+      const addHolder = (keys: readonly string[], delta: number): void => {
+        for (const key of new Set(keys)) holders.set(key, (holders.get(key) ?? 0) + delta);
         expect(Math.max(...holders.values())).toBeLessThanOrEqual(1);
       };
       const work = async ({ keys, turns, abortAfter }: (typeof callers)[number]): Promise<void> => {
-        const stop = new AbortController();
-        const stopping = (async () => {
+        const controller = new AbortController();
+        const aborting = (async () => {
           for (let n = 0; n < (abortAfter ?? 0); n++) await turn();
-          if (abortAfter !== undefined) stop.abort(new Error('given up'));
+          if (abortAfter !== undefined) controller.abort(new Error('given up'));
         })();
         try {
-          using _held = await lock.hold(keys, stop.signal);
-          change(keys, 1);
+          using _held = await lock.hold(keys, controller.signal);
+          addHolder(keys, 1);
           for (let n = 0; n < turns; n++) await turn();
-          change(keys, -1);
+          addHolder(keys, -1);
         } catch (thrown) {
           expect(thrown).toMatchObject({ message: 'given up' });
         }
-        await stopping;
+        await aborting;
       };
       await Promise.all(callers.map(work));
       await settle();

@@ -12,9 +12,9 @@ export function createKeyedLock(): KeyedLock {
 
   async function holdOne(key: string, signal: AbortSignal): Promise<Disposable> {
     signal.throwIfAborted();
-    const before = tails.get(key);
-    const { promise: mine, resolve: release } = Promise.withResolvers<void>();
-    const tail = before === undefined ? mine : before.then(() => mine);
+    const predecessor = tails.get(key);
+    const { promise: released, resolve: release } = Promise.withResolvers<void>();
+    const tail = predecessor === undefined ? released : predecessor.then(() => released);
     tails.set(key, tail);
     const held = {
       [Symbol.dispose]: () => {
@@ -22,13 +22,13 @@ export function createKeyedLock(): KeyedLock {
         if (tails.get(key) === tail) tails.delete(key);
       },
     };
-    if (before === undefined) return held;
+    if (predecessor === undefined) return held;
     try {
-      await unlessAborted(before, signal);
+      await unlessAborted(predecessor, signal);
       return held;
     } catch (cause) {
       // Keep the place in the queue until the predecessor is done, or the successor would overtake it.
-      void before.then(() => held[Symbol.dispose]());
+      void predecessor.then(() => held[Symbol.dispose]());
       throw cause;
     }
   }

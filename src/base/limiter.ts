@@ -2,29 +2,29 @@ import { onAbort } from './aborted.ts';
 
 /** Limits concurrency; callers beyond the limit wait in a queue. */
 export interface Limiter {
-  /** The signal ends only the wait in the queue, and its reason is thrown; `work` must check it itself. */
+  /** An abort ends only the wait in the queue, and throws the signal's reason. Afterwards `work` must check the signal itself. */
   run<T>(work: () => Promise<T>, signal?: AbortSignal): Promise<T>;
 }
 
-export function createLimiter(most: number): Limiter {
+export function createLimiter(limit: number): Limiter {
   const waiting = new Set<() => void>();
   let running = 0;
 
-  async function turn(signal: AbortSignal | undefined): Promise<void> {
+  async function awaitTurn(signal: AbortSignal | undefined): Promise<void> {
     const { promise, resolve, reject } = Promise.withResolvers<void>();
-    const leave = (): void => {
+    const leaveQueue = (): void => {
       waiting.delete(resolve);
       reject(signal?.reason);
     };
     waiting.add(resolve);
-    using _ = signal === undefined ? undefined : onAbort(signal, leave);
+    using _ = signal === undefined ? undefined : onAbort(signal, leaveQueue);
     await promise;
   }
 
   return {
     run: async (work, signal) => {
       signal?.throwIfAborted();
-      if (running >= most) await turn(signal);
+      if (running >= limit) await awaitTurn(signal);
       else running++;
       try {
         return await work();

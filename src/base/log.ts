@@ -1,6 +1,6 @@
 export type Facts = Readonly<Record<string, unknown>>;
 
-/** Messages are constant; variable data go into the facts. */
+/** Messages are constant. Put variable data into `facts`. */
 export interface Log {
   debug(message: string, facts?: Facts): void;
   info(message: string, facts?: Facts): void;

@@ -8,10 +8,10 @@ import { makeFolders } from './make-folders.ts';
 test('creates missing folders, concurrently too, and leaves existing ones unchanged', async () => {
   await using top = await mkdtempDisposable(join(tmpdir(), 'stowage-folders-'));
   await mkdir(join(top.path, 'a'), { mode: 0o755 });
-  const deep = join(top.path, 'a', 'b', 'c', 'd');
-  await Promise.all(Array.from({ length: 5 }, () => makeFolders(deep, 0o700)));
+  const nestedFolder = join(top.path, 'a', 'b', 'c', 'd');
+  await Promise.all(Array.from({ length: 5 }, () => makeFolders(nestedFolder, 0o700)));
   await makeFolders(join(top.path, 'a'), 0o700);
-  expect((await stat(deep)).mode & 0o777).toBe(0o700);
+  expect((await stat(nestedFolder)).mode & 0o777).toBe(0o700);
   expect((await stat(join(top.path, 'a'))).mode & 0o777).toBe(0o755);
 });
 

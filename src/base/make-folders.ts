@@ -3,16 +3,16 @@ import { dirname } from 'node:path';
 import { isErrno } from './errno.ts';
 
 /**
- * Creates a folder and its missing parents; existing ones stay unchanged. Not with Node's own `recursive`, which never returns if a
- * folder can be neither found nor created, as in /proc.
+ * Creates a folder and its missing parents, and leaves existing ones unchanged. Does not use Node's `recursive` option, which never returns
+ * if a folder can be neither found nor created, as in /proc.
  */
 export async function makeFolders(path: string, mode: number): Promise<void> {
   try {
     await makeOne(path, mode);
   } catch (cause) {
-    const above = dirname(path);
-    if (!isErrno(cause, 'ENOENT') || above === path) throw cause;
-    if (!(await isThere(above))) await makeFolders(above, mode);
+    const parent = dirname(path);
+    if (!isErrno(cause, 'ENOENT') || parent === path) throw cause;
+    if (!(await exists(parent))) await makeFolders(parent, mode);
     // Retry once: another process may have created the folder in between.
     await makeOne(path, mode);
   }
@@ -26,7 +26,7 @@ async function makeOne(path: string, mode: number): Promise<void> {
   }
 }
 
-async function isThere(path: string): Promise<boolean> {
+async function exists(path: string): Promise<boolean> {
   return await stat(path).then(
     () => true,
     () => false,

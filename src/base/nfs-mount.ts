@@ -5,9 +5,9 @@
 export interface NfsMountOptions {
   /** TCP connections to the server. */
   readonly connections: number;
-  /** none: root stays root on the server. root: root is mapped to uid and gid. all: all users are. */
+  /** none: root accesses the server as root. root: root is mapped to uid and gid. all: all users are mapped to uid and gid. */
   readonly squash: 'none' | 'root' | 'all';
-  /** True: the server answers writes only when they are on its disk. Undefined: before that. */
+  /** True: the server replies to a write after the data are on its disk. Undefined: it may reply before. */
   readonly sync?: boolean | undefined;
   /** The maximum size of one READ or WRITE, in bytes. */
   readonly maxRead: number;

@@ -4,32 +4,32 @@ import { createFakeClock } from '#testing/fakes/clock.ts';
 import { DeadlineExceeded } from './clock.ts';
 import { openStream } from './open-stream.ts';
 
-const never = new Error('never');
+const notAnError = new Error('never');
 const failureOf = (thrown: unknown, signal: AbortSignal): Error =>
-  signal.aborted ? (signal.reason as Error) : thrown instanceof Error ? thrown : never;
+  signal.aborted ? (signal.reason as Error) : thrown instanceof Error ? thrown : notAnError;
 
-function begun() {
+function startOpening() {
   const clock = createFakeClock();
   const parent = new AbortController();
   const head = Promise.withResolvers<EventEmitter>();
-  let given: AbortSignal | undefined;
+  let streamSignal: AbortSignal | undefined;
   const open = (signal: AbortSignal): Promise<EventEmitter> => {
-    given = signal;
+    streamSignal = signal;
     signal.addEventListener('abort', () => head.reject(signal.reason), { once: true });
     return head.promise;
   };
   const opening = openStream({ clock, limitMs: 1_000, open, failureOf }, parent.signal);
-  return { clock, parent, head, opening, signal: () => given };
+  return { clock, parent, head, opening, signal: () => streamSignal };
 }
 
 test('opening has a deadline', async () => {
-  const { clock, opening } = begun();
+  const { clock, opening } = startOpening();
   clock.advance(1_000);
   await expect(opening).rejects.toBeInstanceOf(DeadlineExceeded);
 });
 
 test('an open stream lives until the signal is aborted', async () => {
-  const { clock, parent, head, opening, signal } = begun();
+  const { clock, parent, head, opening, signal } = startOpening();
   const stream = new EventEmitter();
   head.resolve(stream);
   expect(await opening).toBe(stream);
@@ -41,7 +41,7 @@ test('an open stream lives until the signal is aborted', async () => {
 });
 
 test('a stream that has ended is not aborted', async () => {
-  const { parent, head, opening, signal } = begun();
+  const { parent, head, opening, signal } = startOpening();
   const stream = new EventEmitter();
   head.resolve(stream);
   await opening;
@@ -51,14 +51,14 @@ test('a stream that has ended is not aborted', async () => {
 });
 
 test('does not open if the caller has already aborted', async () => {
-  const { parent, opening } = begun();
+  const { parent, opening } = startOpening();
   const why = new Error('gone');
   parent.abort(why);
   await expect(opening).rejects.toBe(why);
 });
 
 test('converts errors with failureOf', async () => {
-  const { head, opening } = begun();
+  const { head, opening } = startOpening();
   head.reject('a text');
-  await expect(opening).rejects.toBe(never);
+  await expect(opening).rejects.toBe(notAnError);
 });

@@ -27,8 +27,8 @@ interface ProblemDocument<Code> extends StowageMembers<Code> {
   readonly requestId: string;
 }
 
-export function problemDocument<Code extends string>(about: ProblemFields<Code>): ProblemDocument<Code> {
-  const { error, title, status, requestId } = about;
+export function problemDocument<Code extends string>(fields: ProblemFields<Code>): ProblemDocument<Code> {
+  const { error, title, status, requestId } = fields;
   const { code, reason, message, action } = error;
   return {
     type: `https://stowage.dev/errors/${reason}`,

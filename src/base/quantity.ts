@@ -9,9 +9,9 @@ export function bytesOf(text: string | undefined): bigint | undefined {
   const power = binary.indexOf(unit) + 1;
   const exponent = /^[eE][+-]?\d/.test(unit) ? Number(unit.slice(1)) : (decimal[unit] ?? 0);
   const digits = BigInt(whole + fraction);
-  const up = (power > 0 ? 1024n ** BigInt(power) : 1n) * 10n ** BigInt(Math.max(exponent, 0));
-  const down = 10n ** BigInt(fraction.length + Math.max(-exponent, 0));
-  return (digits * up + down - 1n) / down;
+  const numerator = (power > 0 ? 1024n ** BigInt(power) : 1n) * 10n ** BigInt(Math.max(exponent, 0));
+  const denominator = 10n ** BigInt(fraction.length + Math.max(-exponent, 0));
+  return (digits * numerator + denominator - 1n) / denominator;
 }
 
 /** Formats exactly, in the largest binary unit without a fraction. */

@@ -20,7 +20,7 @@ export interface XfsSuperblock extends CommonGeometry {
 export interface Ext4Superblock extends CommonGeometry {
   readonly kind: 'ext4';
   readonly firstBlock: bigint;
-  /** In each group. */
+  /** Number of blocks in each group. */
   readonly inodeTableBlocks: bigint;
   readonly journalBytes: bigint;
   readonly descriptorBytes: bigint;

@@ -6,7 +6,7 @@ export function terminalSafe(text: string): string {
   );
 }
 
-const mostText = 4_096;
+const maxExcerptChars = 4_096;
 
 /** For text from another machine: also limits its length. */
-export const terminalSafeExcerpt = (text: string): string => terminalSafe(text.slice(0, mostText));
+export const terminalSafeExcerpt = (text: string): string => terminalSafe(text.slice(0, maxExcerptChars));

@@ -2,7 +2,7 @@ import { expect, test } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { endsWithin, StillRunning, waitWithGrace } from './wait.ts';
 
-const never = new Promise<never>(() => undefined);
+const pendingForever = new Promise<never>(() => undefined);
 
 test('waits for work that ends in time, also after an abort that the work respects', async () => {
   const clock = createFakeClock();
@@ -18,20 +18,20 @@ test('waits for work that ends in time, also after an abort that the work respec
 test('gives up on work that ignores the abort, after a grace period', async () => {
   const clock = createFakeClock();
   using limit = clock.deadline(10, new AbortController().signal);
-  const waiting = waitWithGrace(never, limit.signal, clock);
+  const waiting = waitWithGrace(pendingForever, limit.signal, clock);
   clock.advance(10);
   clock.advance(2_000);
   await expect(waiting).rejects.toBeInstanceOf(StillRunning);
-  const late = waitWithGrace(never, limit.signal, clock);
+  const timedOut = waitWithGrace(pendingForever, limit.signal, clock);
   clock.advance(2_000);
-  await expect(late).rejects.toMatchObject({ cause: { name: 'DeadlineExceeded' } });
+  await expect(timedOut).rejects.toMatchObject({ cause: { name: 'DeadlineExceeded' } });
 });
 
 test('endsWithin tells whether work ends within the time', async () => {
   const clock = createFakeClock();
   expect(await endsWithin(Promise.resolve(), 10, clock)).toBe(true);
   expect(await endsWithin(Promise.reject(new Error('failed')), 10, clock)).toBe(true);
-  const late = endsWithin(never, 10, clock);
+  const timedOut = endsWithin(pendingForever, 10, clock);
   clock.advance(10);
-  expect(await late).toBe(false);
+  expect(await timedOut).toBe(false);
 });

@@ -6,7 +6,7 @@ export class StillRunning extends Error {
   override readonly name = 'StillRunning';
 }
 
-/** Work that respects the signal ends within this. */
+/** Work that respects the signal ends within this time after an abort. */
 const graceMs = 2_000;
 
 /**
@@ -14,14 +14,14 @@ const graceMs = 2_000;
  * caller gets an error, and the work keeps its locks until it really ends.
  */
 export async function waitWithGrace<T>(work: Promise<T>, signal: AbortSignal, clock: Clock): Promise<T> {
-  const { promise: late, reject } = Promise.withResolvers<never>();
+  const { promise: timeout, reject } = Promise.withResolvers<never>();
   let grace: Disposable | undefined;
-  const begin = (): void => {
+  const startGrace = (): void => {
     grace = clock.after(graceMs, () => reject(new StillRunning('stopped waiting', { cause: signal.reason })));
   };
-  using _ = onAbort(signal, begin);
+  using _ = onAbort(signal, startGrace);
   try {
-    return await Promise.race([work, late]);
+    return await Promise.race([work, timeout]);
   } finally {
     grace?.[Symbol.dispose]();
   }
@@ -29,11 +29,11 @@ export async function waitWithGrace<T>(work: Promise<T>, signal: AbortSignal, cl
 
 /** Whether the work settled within that time, successfully or not. */
 export async function endsWithin(work: Promise<unknown>, ms: number, clock: Clock): Promise<boolean> {
-  const { promise: late, resolve } = Promise.withResolvers<false>();
+  const { promise: timeout, resolve } = Promise.withResolvers<false>();
   using _ = clock.after(ms, () => resolve(false));
   const ended = work.then(
     () => true,
     () => true,
   );
-  return await Promise.race([ended, late]);
+  return await Promise.race([ended, timeout]);
 }

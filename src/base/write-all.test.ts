@@ -10,27 +10,27 @@ import { writeAll, writeAllSync } from './write-all.ts';
 type File = Parameters<typeof writeAll>[0];
 
 /** A file whose write(2) writes at most `most` bytes. */
-function taking(most: number, into: number[]): File {
+function fileTaking(maxBytes: number, written: number[]): File {
   const write = async (data: Uint8Array, from: number, length: number) => {
-    const part = data.subarray(from, from + Math.min(most, length));
-    into.push(...part);
+    const part = data.subarray(from, from + Math.min(maxBytes, length));
+    written.push(...part);
     return { bytesWritten: part.length, buffer: data };
   };
   return { write } as unknown as File;
 }
 
-test.each([1, 3, 4096])('writes everything although write(2) takes only %i bytes at a time', async (most) => {
-  const into: number[] = [];
-  await writeAll(taking(most, into), 'größer als drei');
-  expect(Buffer.from(into).toString()).toBe('größer als drei');
+test.each([1, 3, 4096])('writes everything although write(2) writes only %i bytes at a time', async (maxBytes) => {
+  const written: number[] = [];
+  await writeAll(fileTaking(maxBytes, written), 'größer als drei');
+  expect(Buffer.from(written).toString()).toBe('größer als drei');
 });
 
 test('fails if write(2) returns 0', async () => {
-  await expect(writeAll(taking(0, []), 'x')).rejects.toMatchObject({ code: 'EIO' });
+  await expect(writeAll(fileTaking(0, []), 'x')).rejects.toMatchObject({ code: 'EIO' });
 });
 
 test('writes an empty text', async () => {
-  await writeAll(taking(0, []), '');
+  await writeAll(fileTaking(0, []), '');
 });
 
 describe.skipIf(needs('root', 'mount'))('on a disk with one free block', () => {
@@ -45,12 +45,12 @@ describe.skipIf(needs('root', 'mount'))('on a disk with one free block', () => {
     rmSync(disk, { recursive: true });
   });
 
-  test('writeAll fails with ENOSPC instead of cutting the text', async () => {
+  test('writeAll fails with ENOSPC instead of truncating the text', async () => {
     await using file = await open(join(disk, 'a'), 'wx');
     await expect(writeAll(file, 'x'.repeat(4097))).rejects.toMatchObject({ code: 'ENOSPC' });
   });
 
-  test('writeAllSync fails with ENOSPC instead of cutting the text', () => {
+  test('writeAllSync fails with ENOSPC instead of truncating the text', () => {
     const fd = openSync(join(disk, 'a'), 'wx');
     try {
       expect(() => writeAllSync(fd, 'x'.repeat(4097))).toThrow('ENOSPC');

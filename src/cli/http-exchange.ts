@@ -4,9 +4,9 @@ import {
   AnswerTooLarge,
   type HttpCall,
   type HttpTarget,
-  headOf,
   isHangUp,
   readText,
+  sendAndAwaitHead,
   socketTarget,
   startRequest,
   targetOf,
@@ -83,7 +83,7 @@ export async function send(where: ServerAddress, out: OutgoingRequest, signal: A
     socket.once('connect', () => clearTimeout(timer));
   });
   try {
-    return await headOf(sent, call, signal);
+    return await sendAndAwaitHead(sent, call, signal);
   } catch (cause) {
     signal.throwIfAborted();
     throw new ConnectionFailure('the connection failed', { cause });

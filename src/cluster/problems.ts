@@ -1,13 +1,13 @@
 import { randomUUID } from 'node:crypto';
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Duplex } from 'node:stream';
-import { answerBare, type BareAnswer, refusingUnparsable } from '#base/http-parse-errors.ts';
+import { createClientErrorHandler, endWithResponse, type RawResponse } from '#base/http-parse-errors.ts';
 import { problemDocument, problemType } from '#base/problem.ts';
 import { errorCodes } from '#core/error-codes.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 
-/** A problem document (RFC 9457), as in the whole REST API. */
-export function problemOf(thrown: unknown, status?: number): BareAnswer {
+/** A problem document (RFC 9457), as everywhere in the API. */
+export function problemOf(thrown: unknown, status?: number): RawResponse {
   const { code, reason, message, action } = stowageError(thrown);
   const requestId = randomUUID();
   const { title, http } = errorCodes[code];
@@ -36,7 +36,7 @@ export function refuse(response: ServerResponse, thrown: unknown, status?: numbe
 
 /** Answers on a raw socket, and closes the connection. */
 export function refuseOnSocket(socket: Duplex, thrown: unknown): void {
-  answerBare(socket, problemOf(thrown));
+  endWithResponse(socket, problemOf(thrown));
 }
 
 export const pathUnknown = (): StowageError =>
@@ -53,7 +53,7 @@ const requestMalformed = (): StowageError =>
     action: 'Send a well-formed request of HTTP/1.1, with at most 16 KiB of headers, without pausing.',
   });
 
-export const refuseUnparsable = refusingUnparsable((status) => problemOf(requestMalformed(), status));
+export const refuseUnparsable = createClientErrorHandler((status) => problemOf(requestMalformed(), status));
 
 /** Refuses `Expect:` with anything but 100-continue. */
 export function refuseExpectation(_request: IncomingMessage, response: ServerResponse): void {

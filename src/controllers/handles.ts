@@ -1,4 +1,4 @@
-import { coalesced } from '#base/coalesced.ts';
+import { coalesce } from '#base/coalesce.ts';
 import type { Volume } from '#core/model.ts';
 import { nodeTopologyKey } from '#core/node-topology.ts';
 import { unknownVolume } from '#core/volume-errors.ts';
@@ -54,7 +54,7 @@ export function createHasPersistentVolume(
 ): HasPersistentVolume {
   let handles: ReadonlySet<string> = new Set();
   let listSignal: AbortSignal;
-  const listHandles = coalesced(async () => {
+  const listHandles = coalesce(async () => {
     const all = new Set<string>();
     for await (const { items } of client.list(persistentVolumes, {}, listSignal))
       for (const { spec } of items) if (spec.csi !== undefined) all.add(spec.csi.volumeHandle);

@@ -1,9 +1,9 @@
 import { shutDown } from '#base/linux/descriptor-sockets.ts';
-import { checked, foreign, libc, SystemError } from '#base/linux/libc.ts';
+import { checkResult, lazyBindings, libc, SystemError } from '#base/linux/libc.ts';
 
 /** System calls for descriptors, sockets and processes that Node does not offer. */
 
-const calls = foreign({
+const calls = lazyBindings({
   option: 'int getsockopt(int fd, int level, int name, void *value, void *length)',
   poll: 'int poll(void *which, uint64_t count, int ms)',
   lock: 'int flock(int fd, int how)',
@@ -33,7 +33,7 @@ export function peerCredentials(fd: number): Peer {
   const value = Buffer.alloc(12);
   const length = Buffer.alloc(4);
   length.writeUInt32LE(value.length);
-  checked('getsockopt', calls().option(fd, solSocket, soPeerCred, value, length));
+  checkResult('getsockopt', calls().option(fd, solSocket, soPeerCred, value, length));
   return { pid: value.readInt32LE(0), uid: value.readUInt32LE(4) };
 }
 
@@ -41,7 +41,8 @@ export function peerCredentials(fd: number): Peer {
 export const isTrusted = ({ uid }: Peer): boolean => uid === 0 || uid === process.getuid?.();
 
 /** A pidfd. It refers to this process even if its pid is reused. */
-export const openPidfd = (pid: number): number => checked('pidfd_open', calls().system(number.pidfdOpen, pid, 0, 0, 0));
+export const openPidfd = (pid: number): number =>
+  checkResult('pidfd_open', calls().system(number.pidfdOpen, pid, 0, 0, 0));
 
 /**
  * A pidfd of the peer, in any namespace. Undefined: its pid namespace is not visible from here, and the kernel (before
@@ -71,7 +72,7 @@ export function hasEnded(pidfd: number): boolean {
   const which = Buffer.alloc(8);
   which.writeInt32LE(pidfd, 0);
   which.writeInt16LE(readable, 4);
-  return checked('poll', calls().poll(which, 1, 0)) > 0;
+  return checkResult('poll', calls().poll(which, 1, 0)) > 0;
 }
 
 /**

@@ -1,6 +1,6 @@
 import { closeSync } from 'node:fs';
 import { constants } from 'node:os';
-import { checked, type ForeignFunction, libc, SystemError } from './libc.ts';
+import { checkResult, type ForeignFunction, libc, SystemError } from './libc.ts';
 
 /**
  * Unix sockets that preserve message boundaries (SOCK_SEQPACKET) and pass descriptors (SCM_RIGHTS), which Node's sockets do not. Blocking
@@ -13,22 +13,22 @@ export interface DescriptorMessage {
 }
 
 /** SCM_MAX_FD: the kernel's limit for one message. */
-const mostDescriptors = 253;
-const longestMessage = 256 * 1024;
+const maxDescriptors = 253;
+const maxMessageBytes = 256 * 1024;
 
-const unix = 1;
-const seqpacket = 5;
-const cloexec = 0o2000000;
-const nonblock = 0o4000;
-const setFlags = 4;
-const flag = { noSignal: 0x4000, dontWait: 0x40, closeOnExec: 0x4000_0000 } as const;
+const afUnix = 1;
+const sockSeqpacket = 5;
+const sockCloexec = 0o2000000;
+const sockNonblock = 0o4000;
+const fSetfl = 4;
+const msgFlags = { noSignal: 0x4000, dontWait: 0x40, closeOnExec: 0x4000_0000 } as const;
 const solSocket = 1;
-const rights = 1;
-const cutOff = { data: 0x20, control: 8 } as const;
-const controlHeader = 16;
-const controlSize = controlHeader + 4 * mostDescriptors + 4;
+const scmRights = 1;
+const truncated = { data: 0x20, control: 8 } as const;
+const controlHeaderBytes = 16;
+const maxControlBytes = controlHeaderBytes + 4 * maxDescriptors + 4;
 
-interface Calls {
+interface SocketCalls {
   readonly socket: ForeignFunction;
   readonly bind: ForeignFunction;
   readonly connect: ForeignFunction;
@@ -40,14 +40,14 @@ interface Calls {
   readonly control: ForeignFunction;
 }
 
-let bound: Calls | undefined;
+let bound: SocketCalls | undefined;
 
-function calls(): Calls {
+function calls(): SocketCalls {
   bound ??= bindCalls();
   return bound;
 }
 
-function bindCalls(): Calls {
+function bindCalls(): SocketCalls {
   const { koffi, func } = libc();
   koffi.struct('stowage_iovec', { base: 'uint8_t *', length: 'size_t' });
   koffi.struct('stowage_message', {
@@ -73,17 +73,17 @@ function bindCalls(): Calls {
 }
 
 /** sun_path without its terminator. */
-const longestSocketPath = 107;
+const maxSocketPathBytes = 107;
 
 function addressOf(path: string): Buffer {
-  const address = Buffer.alloc(2 + longestSocketPath + 1);
-  address.writeUInt16LE(unix);
+  const address = Buffer.alloc(2 + maxSocketPathBytes + 1);
+  address.writeUInt16LE(afUnix);
   if (address.write(path, 2) !== Buffer.byteLength(path)) throw new SystemError('socket', constants.errno.ENAMETOOLONG);
   return address;
 }
 
 function openSocket(flags: number, use: (fd: number) => void): number {
-  const fd = checked('socket', calls().socket(unix, seqpacket | cloexec | flags, 0));
+  const fd = checkResult('socket', calls().socket(afUnix, sockSeqpacket | sockCloexec | flags, 0));
   try {
     use(fd);
     return fd;
@@ -96,8 +96,8 @@ function openSocket(flags: number, use: (fd: number) => void): number {
 export function listenAt(path: string): number {
   return openSocket(0, (fd) => {
     const address = addressOf(path);
-    checked('bind', calls().bind(fd, address, address.length));
-    checked('listen', calls().listen(fd, 16));
+    checkResult('bind', calls().bind(fd, address, address.length));
+    checkResult('listen', calls().listen(fd, 16));
   });
 }
 
@@ -106,16 +106,16 @@ export function listenAt(path: string): number {
  * connect would wait then, and block the whole process.
  */
 export function connectTo(path: string): number {
-  return openSocket(nonblock, (fd) => {
+  return openSocket(sockNonblock, (fd) => {
     const address = addressOf(path);
-    checked('connect', calls().connect(fd, address, address.length));
-    checked('fcntl', calls().control(fd, setFlags, 0));
+    checkResult('connect', calls().connect(fd, address, address.length));
+    checkResult('fcntl', calls().control(fd, fSetfl, 0));
   });
 }
 
 /** The next connection. Undefined: the listening socket was shut down. */
-export async function acceptConnection(listening: number): Promise<number | undefined> {
-  const fd = await callAsync((done) => calls().accept.async(listening, null, null, cloexec, done));
+export async function acceptConnection(listeningFd: number): Promise<number | undefined> {
+  const fd = await callAsync((done) => calls().accept.async(listeningFd, null, null, sockCloexec, done));
   return fd < 0 ? undefined : fd;
 }
 
@@ -126,24 +126,24 @@ export function shutDown(fd: number): void {
 
 /** Sends without waiting, or throws: EAGAIN if the other end does not read, EPIPE or ECONNRESET if it is gone. */
 export function sendMessage(fd: number, { bytes, descriptors }: DescriptorMessage): void {
-  if (bytes.length > longestMessage || descriptors.length > mostDescriptors)
+  if (bytes.length > maxMessageBytes || descriptors.length > maxDescriptors)
     throw new SystemError('sendmsg', constants.errno.EMSGSIZE);
-  const control = Buffer.alloc(controlHeader + ((4 * descriptors.length + 7) & ~7));
-  control.writeBigUInt64LE(BigInt(controlHeader + 4 * descriptors.length), 0);
+  const control = Buffer.alloc(controlHeaderBytes + ((4 * descriptors.length + 7) & ~7));
+  control.writeBigUInt64LE(BigInt(controlHeaderBytes + 4 * descriptors.length), 0);
   control.writeInt32LE(solSocket, 8);
-  control.writeInt32LE(rights, 12);
-  for (const [i, descriptor] of descriptors.entries()) control.writeInt32LE(descriptor, controlHeader + 4 * i);
-  const has = descriptors.length > 0;
+  control.writeInt32LE(scmRights, 12);
+  for (const [i, descriptor] of descriptors.entries()) control.writeInt32LE(descriptor, controlHeaderBytes + 4 * i);
+  const hasDescriptors = descriptors.length > 0;
   const message = {
     name: null,
     nameLength: 0,
     parts: [{ base: bytes, length: bytes.length }],
     partCount: 1,
-    control: has ? control : null,
-    controlLength: has ? control.length : 0,
+    control: hasDescriptors ? control : null,
+    controlLength: hasDescriptors ? control.length : 0,
     flags: 0,
   };
-  checked('sendmsg', calls().send(fd, message, flag.noSignal | flag.dontWait));
+  checkResult('sendmsg', calls().send(fd, message, msgFlags.noSignal | msgFlags.dontWait));
 }
 
 /** The next message. Undefined: the other end is gone, or the socket was shut down here. */
@@ -151,8 +151,8 @@ export const receiveMessage = (fd: number): Promise<DescriptorMessage | undefine
 
 /** Receives repeatedly into the same buffers. */
 export function createReceiver(fd: number): () => Promise<DescriptorMessage | undefined> {
-  const bytes = Buffer.alloc(longestMessage);
-  const control = Buffer.alloc(controlSize);
+  const bytes = Buffer.alloc(maxMessageBytes);
+  const control = Buffer.alloc(maxControlBytes);
   return () => receiveInto(fd, bytes, control);
 }
 
@@ -166,11 +166,11 @@ async function receiveInto(fd: number, bytes: Buffer, control: Buffer): Promise<
     controlLength: control.length,
     flags: 0,
   };
-  const length = await callAsync((done) => calls().receive.async(fd, message, flag.closeOnExec, done));
+  const length = await callAsync((done) => calls().receive.async(fd, message, msgFlags.closeOnExec, done));
   // 0 means the end of the stream, since no program of ours sends empty messages.
   if (length <= 0) return undefined;
   const descriptors = [...descriptorsIn(control.subarray(0, message.controlLength))];
-  if ((message.flags & (cutOff.data | cutOff.control)) !== 0) {
+  if ((message.flags & (truncated.data | truncated.control)) !== 0) {
     for (const descriptor of descriptors) closeSync(descriptor);
     throw new SystemError('recvmsg', constants.errno.EMSGSIZE);
   }
@@ -178,10 +178,10 @@ async function receiveInto(fd: number, bytes: Buffer, control: Buffer): Promise<
 }
 
 function* descriptorsIn(control: Buffer): Generator<number> {
-  if (control.length < controlHeader) return;
+  if (control.length < controlHeaderBytes) return;
   const end = Math.min(Number(control.readBigUInt64LE(0)), control.length);
-  if (control.readInt32LE(8) !== solSocket || control.readInt32LE(12) !== rights) return;
-  for (let at = controlHeader; at + 4 <= end; at += 4) yield control.readInt32LE(at);
+  if (control.readInt32LE(8) !== solSocket || control.readInt32LE(12) !== scmRights) return;
+  for (let offset = controlHeaderBytes; offset + 4 <= end; offset += 4) yield control.readInt32LE(offset);
 }
 
 async function callAsync(

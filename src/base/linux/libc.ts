@@ -32,7 +32,7 @@ export function libc(): Libc {
 }
 
 /** Binds functions by their C prototypes on first use. */
-export function foreign<N extends string>(
+export function lazyBindings<N extends string>(
   prototypes: Readonly<Record<N, string>>,
 ): () => Readonly<Record<N, ForeignFunction>> {
   let bound: Readonly<Record<N, ForeignFunction>> | undefined;
@@ -44,22 +44,22 @@ export function foreign<N extends string>(
 
 function bind<N extends string>(prototypes: Readonly<Record<N, string>>): Readonly<Record<N, ForeignFunction>> {
   const { func } = libc();
-  const all = Object.entries<string>(prototypes).map(([name, prototype]) => [name, func(prototype)]);
-  return Object.fromEntries(all) as Record<N, ForeignFunction>;
+  const bindings = Object.entries<string>(prototypes).map(([name, prototype]) => [name, func(prototype)]);
+  return Object.fromEntries(bindings) as Record<N, ForeignFunction>;
 }
 
 function load(): Libc {
-  const koffi = native();
+  const koffi = loadKoffi();
   const library = koffi.load(null);
   return { koffi, func: (prototype) => library.func(prototype) };
 }
 
 /** The bundle ships the binary next to itself; the sources use the package. */
-function native(): Koffi {
+function loadKoffi(): Koffi {
   const require = createRequire(import.meta.url);
-  const beside = join(dirname(fileURLToPath(import.meta.url)), `koffi-${process.arch}.node`);
+  const bundledPath = join(dirname(fileURLToPath(import.meta.url)), `koffi-${process.arch}.node`);
   try {
-    return require(beside);
+    return require(bundledPath);
   } catch (cause) {
     if (!isErrno(cause, 'MODULE_NOT_FOUND')) throw cause;
     return require(`@koromix/koffi-linux-${process.arch}`);
@@ -80,7 +80,7 @@ export class SystemError extends Error {
 }
 
 /** For calls that return -1 on failure. */
-export function checked(syscall: string, result: number | bigint): number {
+export function checkResult(syscall: string, result: number | bigint): number {
   const value = Number(result);
   if (value < 0) throw new SystemError(syscall, libc().koffi.errno());
   return value;

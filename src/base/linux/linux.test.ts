@@ -8,7 +8,7 @@ import { acceptConnection, connectTo, listenAt, receiveMessage, sendMessage, shu
 import { createMemory, growMemory, mapMemory } from './shared-memory.ts';
 import { socketPair } from './socket-pair.ts';
 
-const text = (words: string): Buffer => Buffer.from(words);
+const bufferOf = (words: string): Buffer => Buffer.from(words);
 
 describe('shared memory (memfd)', () => {
   test('a write through one mapping is visible through another', () => {
@@ -31,32 +31,32 @@ describe('shared memory (memfd)', () => {
       stdio: ['ignore', 'inherit', 'inherit', fd],
     });
     expect(await once(child, 'exit')).toEqual([null, 'SIGKILL']);
-    using seen = mapMemory(fd, 0, 4096);
-    expect(Buffer.from(seen.bytes, 100, 10).toString()).toBe('still here');
+    using mapping = mapMemory(fd, 0, 4096);
+    expect(Buffer.from(mapping.bytes, 100, 10).toString()).toBe('still here');
     closeSync(fd);
   });
 
   test('can grow, be populated and be freed', () => {
     const fd = createMemory('test', 4096);
     growMemory(fd, 3 * 4096);
-    using seen = mapMemory(fd, 0, 3 * 4096);
-    seen.populate(0, 3 * 4096);
-    const bytes = new Uint8Array(seen.bytes);
+    using mapping = mapMemory(fd, 0, 3 * 4096);
+    mapping.populate(0, 3 * 4096);
+    const bytes = new Uint8Array(mapping.bytes);
     bytes.fill(1);
-    seen.forget(4096, 4096);
+    mapping.discard(4096, 4096);
     expect([bytes[4095], bytes[4096], bytes[8191], bytes[8192]]).toEqual([1, 0, 0, 1]);
     closeSync(fd);
   });
 
   test('can be populated without MADV_POPULATE_WRITE, and keeps its content', () => {
     const fd = createMemory('test', 4 * 4096);
-    using seen = mapMemory(fd, 0, 4 * 4096);
-    const bytes = new Uint8Array(seen.bytes);
+    using mapping = mapMemory(fd, 0, 4 * 4096);
+    const bytes = new Uint8Array(mapping.bytes);
     bytes[9000] = 7;
     // Kernels before 5.14 return EINVAL; this one does so for an address that is not page-aligned (madvise(2)).
-    seen.populate(8, 3 * 4096);
+    mapping.populate(8, 3 * 4096);
     expect(fstatSync(fd).blocks * 512).toBe(4 * 4096);
-    expect(bytes.every((byte, at) => byte === (at === 9000 ? 7 : 0))).toBe(true);
+    expect(bytes.every((byte, offset) => byte === (offset === 9000 ? 7 : 0))).toBe(true);
     closeSync(fd);
   });
 
@@ -67,24 +67,24 @@ describe('shared memory (memfd)', () => {
 
 describe('sockets that pass descriptors', () => {
   test('a message arrives whole, with its descriptors', async () => {
-    const [here, there] = socketPair();
+    const [local, remote] = socketPair();
     const folder = mkdtempSync(join(tmpdir(), 'stowage-linux-'));
     const file = openSync(join(folder, 'file'), 'w+');
     writeSync(file, 'content');
-    sendMessage(here, { bytes: text('one'), descriptors: [file, file] });
-    sendMessage(here, { bytes: text('two'), descriptors: [] });
-    const first = await receiveMessage(there);
+    sendMessage(local, { bytes: bufferOf('one'), descriptors: [file, file] });
+    sendMessage(local, { bytes: bufferOf('two'), descriptors: [] });
+    const first = await receiveMessage(remote);
     expect(first?.bytes.toString()).toBe('one');
     expect(first?.descriptors).toHaveLength(2);
     const [descriptor = -1, second = -1] = first?.descriptors ?? [];
     expect(descriptor).not.toBe(file);
-    const read = Buffer.alloc(7);
-    readSync(descriptor, read, 0, 7, 0);
-    expect(read.toString()).toBe('content');
-    expect(await receiveMessage(there)).toEqual({ bytes: text('two'), descriptors: [] });
-    closeSync(here);
-    expect(await receiveMessage(there)).toBeUndefined();
-    for (const fd of [there, file, descriptor, second]) closeSync(fd);
+    const content = Buffer.alloc(7);
+    readSync(descriptor, content, 0, 7, 0);
+    expect(content.toString()).toBe('content');
+    expect(await receiveMessage(remote)).toEqual({ bytes: bufferOf('two'), descriptors: [] });
+    closeSync(local);
+    expect(await receiveMessage(remote)).toBeUndefined();
+    for (const fd of [remote, file, descriptor, second]) closeSync(fd);
     rmSync(folder, { recursive: true });
   });
 
@@ -96,29 +96,29 @@ describe('sockets that pass descriptors', () => {
     const waiting = acceptConnection(listening);
     const client = connectTo(path);
     const server = (await waiting) ?? -1;
-    sendMessage(client, { bytes: text('hello'), descriptors: [] });
+    sendMessage(client, { bytes: bufferOf('hello'), descriptors: [] });
     expect((await receiveMessage(server))?.bytes.toString()).toBe('hello');
-    const [more, message] = [acceptConnection(listening), receiveMessage(server)];
+    const [pendingAccept, pendingReceive] = [acceptConnection(listening), receiveMessage(server)];
     shutDown(listening);
     shutDown(server);
-    expect(await more).toBeUndefined();
-    expect(await message).toBeUndefined();
+    expect(await pendingAccept).toBeUndefined();
+    expect(await pendingReceive).toBeUndefined();
     for (const fd of [listening, client, server]) closeSync(fd);
     expect(() => connectTo(path)).toThrow(expect.objectContaining({ code: 'ECONNREFUSED' }));
     rmSync(folder, { recursive: true });
   });
 
   test('sending does not block when the buffer is full', () => {
-    const [here, there] = socketPair();
+    const [local, remote] = socketPair();
     const send = (): void => {
-      for (let i = 0; i < 10_000; i++) sendMessage(here, { bytes: Buffer.alloc(60_000), descriptors: [] });
+      for (let i = 0; i < 10_000; i++) sendMessage(local, { bytes: Buffer.alloc(60_000), descriptors: [] });
     };
     expect(send).toThrow(expect.objectContaining({ code: 'EAGAIN' }));
-    closeSync(there);
+    closeSync(remote);
     // The buffer is full of unread messages; afterwards EPIPE.
     expect(send).toThrow(expect.objectContaining({ code: 'ECONNRESET' }));
     expect(send).toThrow(expect.objectContaining({ code: 'EPIPE' }));
-    closeSync(here);
+    closeSync(local);
   });
 
   test('refuses a path that is too long for a socket', () => {

@@ -13,7 +13,7 @@ export interface NodeLoop {
 }
 
 /** EPOLLET and EPOLLONESHOT: the kernel reports such a descriptor only once, even if no handler has read it. */
-const toldOnce = 0xc000_0000;
+const reportedOnce = 0xc000_0000;
 
 /** Throws if this Node does not have the internals that this needs. */
 export function openNodeLoop(): NodeLoop {
@@ -30,23 +30,23 @@ export function openNodeLoop(): NodeLoop {
     updateTime(loop);
     return timeout(loop);
   };
-  checkLevels(readFileSync(`/proc/self/fdinfo/${fd}`, 'utf8'));
-  checkLoop(sleepMs);
+  refuseEdgeTriggered(readFileSync(`/proc/self/fdinfo/${fd}`, 'utf8'));
+  requireDefaultLoop(sleepMs);
   return { fd, sleepMs, runTicks };
 }
 
 /**
- * We wait in the middle of one of Node's turns, so the kernel must report to us again the events that it has reported to Node, but Node has
- * not handled.
+ * We wait in the middle of one of Node's turns. So the kernel must report events again that it reported to Node and that Node has not
+ * handled yet.
  */
-export function checkLevels(about: string): void {
-  for (const [, events = ''] of about.matchAll(/^tfd:\s*\d+\s+events:\s*([0-9a-f]+)/gm))
-    if ((Number.parseInt(events, 16) & toldOnce) !== 0)
+export function refuseEdgeTriggered(fdinfo: string): void {
+  for (const [, events = ''] of fdinfo.matchAll(/^tfd:\s*\d+\s+events:\s*([0-9a-f]+)/gm))
+    if ((Number.parseInt(events, 16) & reportedOnce) !== 0)
       throw new Error("Node's loop watches descriptors edge-triggered or one-shot");
 }
 
 /** Node may run in another loop than the default one. */
-function checkLoop(sleepMs: () => number): void {
+function requireDefaultLoop(sleepMs: () => number): void {
   const immediate = setImmediate(() => undefined);
   const isSeen = sleepMs() === 0;
   clearImmediate(immediate);

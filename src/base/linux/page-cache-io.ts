@@ -2,29 +2,29 @@ import { type ForeignFunction, libc } from './libc.ts';
 
 /** openat2(2), the same number on every processor. */
 const openat2 = 437;
-const here = -100;
-const [noCrossing, noLinks, cached] = [0x01, 0x04, 0x20];
+const atFdcwd = -100;
+const [resolveNoXdev, resolveNoSymlinks, resolveCached] = [0x01, 0x04, 0x20];
 const closeOnExec = 0o2000000;
-const howSize = 24;
+const openHowBytes = 24;
 /** RWF_NOWAIT */
-const noWait = 8;
+const rwfNowait = 8;
 
 /** AT_EMPTY_PATH | AT_STATX_DONT_SYNC: cached attributes, without asking the server. statx(2) */
-const asKnown = 0x1000 | 0x4000;
-const statxSize = 256;
-const [inodeAt, majorAt, minorAt] = [32, 136, 140];
+const cachedStatFlags = 0x1000 | 0x4000;
+const statxBytes = 256;
+const [inodeOffset, majorOffset, minorOffset] = [32, 136, 140];
 /** STATX_INO */
-const inode = 0x100;
+const statxIno = 0x100;
 
-interface Calls {
+interface CachedIoCalls {
   readonly open: ForeignFunction;
   readonly read: ForeignFunction;
   readonly statx: ForeignFunction;
 }
 
-let made: Calls | 'none' | undefined;
+let boundCalls: CachedIoCalls | 'none' | undefined;
 
-function make(): Calls {
+function bindCalls(): CachedIoCalls {
   const { koffi, func } = libc();
   koffi.struct('stowage_read_part', { base: 'uint8_t *', length: 'size_t' });
   return {
@@ -35,13 +35,13 @@ function make(): Calls {
 }
 
 /** Undefined: this is not Linux, or the C library lacks one of the functions. */
-function calls(): Calls | undefined {
+function calls(): CachedIoCalls | undefined {
   try {
-    made ??= process.platform === 'linux' ? make() : 'none';
+    boundCalls ??= process.platform === 'linux' ? bindCalls() : 'none';
   } catch {
-    made = 'none';
+    boundCalls = 'none';
   }
-  return made === 'none' ? undefined : made;
+  return boundCalls === 'none' ? undefined : boundCalls;
 }
 
 /**
@@ -50,17 +50,20 @@ function calls(): Calls | undefined {
  * than 5.12, or an error occurred, which the ordinary open reports. The open itself must not wait either: on network and FUSE file systems
  * use O_PATH.
  */
-export function openCached(path: string, flags: number, within?: number): number | undefined {
-  const openHow = Buffer.alloc(howSize);
+export function openCached(path: string, flags: number, folderFd?: number): number | undefined {
+  const openHow = Buffer.alloc(openHowBytes);
   openHow.writeBigUInt64LE(BigInt(flags | closeOnExec), 0);
-  openHow.writeBigUInt64LE(BigInt(noLinks | cached | (within === undefined ? 0 : noCrossing)), 16);
-  const fd = Number(calls()?.open(openat2, within ?? here, path, openHow, howSize) ?? -1);
+  openHow.writeBigUInt64LE(
+    BigInt(resolveNoSymlinks | resolveCached | (folderFd === undefined ? 0 : resolveNoXdev)),
+    16,
+  );
+  const fd = Number(calls()?.open(openat2, folderFd ?? atFdcwd, path, openHow, openHowBytes) ?? -1);
   return fd < 0 ? undefined : fd;
 }
 
 /** Reads the beginning of a file as far as it is in the page cache and fits. The file may be longer. */
-export function readCached(fd: number, into: Buffer): number | undefined {
-  const count = Number(calls()?.read(fd, { base: into, length: into.length }, 1, 0, noWait) ?? -1);
+export function readCached(fd: number, buffer: Buffer): number | undefined {
+  const count = Number(calls()?.read(fd, { base: buffer, length: buffer.length }, 1, 0, rwfNowait) ?? -1);
   return count < 0 ? undefined : count;
 }
 
@@ -72,11 +75,11 @@ export interface FileIdentity {
 
 /** The identity of an open file, without asking a disk or server. */
 export function cachedIdentity(fd: number): FileIdentity | undefined {
-  const into = Buffer.alloc(statxSize);
-  if (Number(calls()?.statx(fd, '', asKnown, inode, into) ?? -1) !== 0) return undefined;
-  const [major, minor] = [BigInt(into.readUInt32LE(majorAt)), BigInt(into.readUInt32LE(minorAt))];
+  const buffer = Buffer.alloc(statxBytes);
+  if (Number(calls()?.statx(fd, '', cachedStatFlags, statxIno, buffer) ?? -1) !== 0) return undefined;
+  const [major, minor] = [BigInt(buffer.readUInt32LE(majorOffset)), BigInt(buffer.readUInt32LE(minorOffset))];
   // Combined as in makedev(3).
   const dev =
     ((major & 0xffff_f000n) << 32n) | ((major & 0xfffn) << 8n) | ((minor & 0xffff_ff00n) << 12n) | (minor & 0xffn);
-  return { dev, ino: into.readBigUInt64LE(inodeAt) };
+  return { dev, ino: buffer.readBigUInt64LE(inodeOffset) };
 }

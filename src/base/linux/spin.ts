@@ -6,36 +6,36 @@ import { availableParallelism } from 'node:os';
  */
 export interface Spin {
   /** The time to poll from now on, in milliseconds. */
-  readonly ms: number;
+  readonly pollMs: number;
   /** Reports how long the last wait took. */
-  waited(ms: number): void;
+  recordWait(ms: number): void;
   /** Reports the time between two polls. It is long if another process had the processor. */
-  looked(ms: number): void;
+  recordPoll(ms: number): void;
 }
 
-/** A server nearby answers within this; for one that is farther away it is better to sleep. */
-const longest = 0.15;
-/** Neither a poll nor an interrupt takes this long by itself. */
-const interrupted = 0.5;
+/** A nearby server answers within this time. For a more distant one, sleeping is better. */
+const maxPollMs = 0.15;
+/** A longer time between two polls means that another process had the processor: neither a poll nor an interrupt takes this long. */
+const minPreemptedMs = 0.5;
 /** The number of waits without polling after another process needed the processor. */
-const rest = 64;
+const waitsAfterPreemption = 64;
 /** The weight of the last wait in the moving average. */
 const weight = 1 / 32;
 
 export function createSpin(processors = availableParallelism()): Spin {
   /** The moving average of the share of short waits. */
-  let share = 0;
-  let resting = 0;
+  let shortWaitRatio = 0;
+  let waitsUntilPolling = 0;
   return {
-    get ms() {
-      return share > 0.5 && resting === 0 && processors > 1 ? longest : 0;
+    get pollMs() {
+      return shortWaitRatio > 0.5 && waitsUntilPolling === 0 && processors > 1 ? maxPollMs : 0;
     },
-    waited: (ms) => {
-      share += ((ms <= longest ? 1 : 0) - share) * weight;
-      if (resting > 0) resting--;
+    recordWait: (ms) => {
+      shortWaitRatio += ((ms <= maxPollMs ? 1 : 0) - shortWaitRatio) * weight;
+      if (waitsUntilPolling > 0) waitsUntilPolling--;
     },
-    looked: (ms) => {
-      if (ms > interrupted) resting = rest;
+    recordPoll: (ms) => {
+      if (ms > minPreemptedMs) waitsUntilPolling = waitsAfterPreemption;
     },
   };
 }

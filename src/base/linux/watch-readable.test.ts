@@ -16,7 +16,7 @@ interface Pair extends Disposable {
   send(text: string): void;
 }
 
-function pair(): Pair {
+function createPair(): Pair {
   const [watched, other] = socketPair();
   return {
     watched,
@@ -29,78 +29,84 @@ function pair(): Pair {
 }
 
 const textFrom = (fd: number): string => {
-  const into = Buffer.alloc(100);
-  return into.toString('latin1', 0, readNow(fd, into));
+  const buffer = Buffer.alloc(100);
+  return buffer.toString('latin1', 0, readNow(fd, buffer));
 };
 
 type Module = typeof import('./watch-readable.ts');
 
 /** Forces the fallback to a thread. */
-const spoiled = { _tickCallback: undefined };
+const withoutTickCallback = { _tickCallback: undefined };
 
 /** A module instance of its own, since the way to wait is chosen on first use. */
-async function loaded(how: How): Promise<Module> {
+async function loadModule(mode: WaitingMode): Promise<Module> {
   vi.resetModules();
   const module = await import('./watch-readable.ts');
-  using ends = pair();
+  using ends = createPair();
   const { _tickCallback } = process as unknown as Record<string, unknown>;
   const warn = vi.spyOn(process, 'emitWarning').mockImplementation(() => undefined);
-  if (how === 'by a thread') Object.assign(process, spoiled);
+  if (mode === 'by a thread') Object.assign(process, withoutTickCallback);
   module.watchReadable(ends.watched, () => undefined)[Symbol.dispose]();
   Object.assign(process, { _tickCallback });
-  expect(warn).toHaveBeenCalledTimes(how === 'by a thread' ? 1 : 0);
+  expect(warn).toHaveBeenCalledTimes(mode === 'by a thread' ? 1 : 0);
   warn.mockRestore();
   return module;
 }
 
-type How = (typeof ways)[number];
-const ways = ['beside Node', 'by a thread'] as const;
+type WaitingMode = (typeof waitingModes)[number];
+const waitingModes = ['beside Node', 'by a thread'] as const;
 
-const path = (name: string): string => JSON.stringify(fileURLToPath(new URL(name, import.meta.url)));
+const moduleSpecifier = (name: string): string => JSON.stringify(fileURLToPath(new URL(name, import.meta.url)));
 
 /** Runs a script with `watchReadable`, `readNow` and `socketPair` in scope; returns its output. */
-async function program(how: How, script: string): Promise<readonly string[]> {
-  const before = how === 'by a thread' ? ['--import', 'data:text/javascript,delete process._tickCallback'] : [];
-  const whole = `
+async function runScript(mode: WaitingMode, script: string): Promise<readonly string[]> {
+  const preloadFlags = mode === 'by a thread' ? ['--import', 'data:text/javascript,delete process._tickCallback'] : [];
+  const source = `
     import { writeSync } from 'node:fs';
-    import { socketPair } from ${path('socket-pair.ts')};
-    import { readNow, watchReadable } from ${path('watch-readable.ts')};
+    import { socketPair } from ${moduleSpecifier('socket-pair.ts')};
+    import { readNow, watchReadable } from ${moduleSpecifier('watch-readable.ts')};
     ${script}`;
-  const flags = ['--disable-warning=ExperimentalWarning', ...before, '--input-type=module-typescript', '--eval', whole];
+  const flags = [
+    '--disable-warning=ExperimentalWarning',
+    ...preloadFlags,
+    '--input-type=module-typescript',
+    '--eval',
+    source,
+  ];
   const child = spawn(process.execPath, flags, { stdio: ['ignore', 'pipe', 'pipe'], timeout: 20_000 });
   const [out, err, ended] = await Promise.all([text(child.stdout), text(child.stderr), once(child, 'close')]);
-  expect([...ended, err.includes('by a thread')]).toEqual([0, null, how === 'by a thread']);
+  expect([...ended, err.includes('by a thread')]).toEqual([0, null, mode === 'by a thread']);
   return out.trim().split('\n');
 }
 
-describe.each(ways)('watching descriptors, %s', (how) => {
+describe.each(waitingModes)('watching descriptors, %s', (mode) => {
   let watchReadable: Module['watchReadable'];
   beforeAll(async () => {
-    ({ watchReadable } = await loaded(how));
+    ({ watchReadable } = await loadModule(mode));
   });
 
   test('calls back at once each time data arrive, until the watch ends', async () => {
-    using ends = pair();
-    const got: string[] = [];
-    let come = Promise.withResolvers<void>();
+    using ends = createPair();
+    const received: string[] = [];
+    let arrived = Promise.withResolvers<void>();
     const watch = watchReadable(ends.watched, () => {
-      got.push(textFrom(ends.watched));
-      come.resolve();
+      received.push(textFrom(ends.watched));
+      arrived.resolve();
     });
     for (const word of ['one', 'two', 'three']) {
-      come = Promise.withResolvers<void>();
+      arrived = Promise.withResolvers<void>();
       ends.send(word);
-      await come.promise;
+      await arrived.promise;
     }
     watch[Symbol.dispose]();
     watch[Symbol.dispose]();
     ends.send('four');
     await delay(20);
-    expect(got).toEqual(['one', 'two', 'three']);
+    expect(received).toEqual(['one', 'two', 'three']);
   });
 
   test('runs promises and ticks of one callback before the next one for the same descriptor', async () => {
-    using ends = pair();
+    using ends = createPair();
     const order: string[] = [];
     const both = Promise.withResolvers<void>();
     using _ = watchReadable(ends.watched, () => {
@@ -119,41 +125,41 @@ describe.each(ways)('watching descriptors, %s', (how) => {
   });
 
   test("lets Node's own timers, files and immediates run while there is always something to read", async () => {
-    using ends = pair();
+    using ends = createPair();
     ends.send('nobody reads this');
-    let told = 0;
+    let callbacks = 0;
     using _ = watchReadable(ends.watched, () => {
-      told++;
+      callbacks++;
     });
     await delay(20);
     await immediate();
     expect((await readFile(fileURLToPath(import.meta.url), 'utf8')).length).toBeGreaterThan(0);
-    const before = told;
-    await expect.poll(() => told).toBeGreaterThan(before);
+    const before = callbacks;
+    await expect.poll(() => callbacks).toBeGreaterThan(before);
   });
 
   test('keeps timers on time while nothing arrives, and uses no CPU time', async () => {
-    using ends = pair();
+    using ends = createPair();
     using _ = watchReadable(ends.watched, () => undefined);
     await delay(50);
     const before = process.cpuUsage();
-    const begun = performance.now();
+    const startedAt = performance.now();
     await delay(500);
     const { user, system } = process.cpuUsage(before);
-    expect(performance.now() - begun).toBeGreaterThanOrEqual(499);
+    expect(performance.now() - startedAt).toBeGreaterThanOrEqual(499);
     expect((user + system) / 1000).toBeLessThan(250);
   });
 
   test('a callback can end a watch, or start another', async () => {
-    using first = pair();
-    using second = pair();
-    const got: string[] = [];
+    using first = createPair();
+    using second = createPair();
+    const received: string[] = [];
     const done = Promise.withResolvers<void>();
     const watch = watchReadable(first.watched, () => {
-      got.push(textFrom(first.watched));
+      received.push(textFrom(first.watched));
       watch[Symbol.dispose]();
       const next = watchReadable(second.watched, () => {
-        got.push(textFrom(second.watched));
+        received.push(textFrom(second.watched));
         next[Symbol.dispose]();
         done.resolve();
       });
@@ -161,7 +167,7 @@ describe.each(ways)('watching descriptors, %s', (how) => {
     second.send('second');
     first.send('first');
     await done.promise;
-    expect(got).toEqual(['first', 'second']);
+    expect(received).toEqual(['first', 'second']);
   });
 
   test('readNow returns the negated errno', () => {
@@ -173,7 +179,7 @@ describe.each(ways)('watching descriptors, %s', (how) => {
       const watch = watchReadable(socketPair()[0], () => undefined);
       setTimeout(() => watch[Symbol.dispose](), 50);
       console.log('begun');`;
-    expect(await program(how, script)).toEqual(['begun']);
+    expect(await runScript(mode, script)).toEqual(['begun']);
   });
 
   test('a callback that throws does not prevent other callbacks', async () => {
@@ -189,15 +195,15 @@ describe.each(ways)('watching descriptors, %s', (how) => {
       });
       writeSync(there, 'bad');
       writeSync(there, 'good');`;
-    expect(await program(how, script)).toEqual(['thrown bad', 'good']);
+    expect(await runScript(mode, script)).toEqual(['thrown bad', 'good']);
   });
 
   test('a watch on a reused descriptor number gets no events of the old descriptor', async () => {
     const done = Promise.withResolvers<void>();
-    let [told, isReplaced] = [0, false];
-    using first = pair();
+    let [callbacks, isReplaced] = [0, false];
+    using first = createPair();
     const [old, oldOther] = socketPair();
-    // Both are ready at once. The callback of the first closes the second and opens another one with the same number.
+    // Both descriptors are ready at once. The callback of the first closes the second and opens a new one with the same number.
     using _first = watchReadable(first.watched, () => {
       textFrom(first.watched);
       if (isReplaced) return;
@@ -207,9 +213,9 @@ describe.each(ways)('watching descriptors, %s', (how) => {
       const [next, other] = socketPair();
       const numbers = [next, other];
       expect(numbers).toContain(old);
-      const again = watchReadable(old, () => told++);
+      const reusedWatch = watchReadable(old, () => callbacks++);
       setTimeout(() => {
-        again[Symbol.dispose]();
+        reusedWatch[Symbol.dispose]();
         for (const fd of [...numbers, oldOther]) closeSync(fd);
         done.resolve();
       }, 20);
@@ -218,18 +224,18 @@ describe.each(ways)('watching descriptors, %s', (how) => {
     first.send('now');
     writeSync(oldOther, 'for the old one');
     await done.promise;
-    expect(told).toBe(0);
+    expect(callbacks).toBe(0);
   });
 
   test('many descriptors that are always ready take turns, with each other and with Node', async () => {
-    using all = new DisposableStack();
-    const many = Array.from({ length: 50 }, () => all.use(pair()));
-    const told = new Set<number>();
-    for (const { watched, send } of many) {
+    using resources = new DisposableStack();
+    const pairs = Array.from({ length: 50 }, () => resources.use(createPair()));
+    const calledDescriptors = new Set<number>();
+    for (const { watched, send } of pairs) {
       send('nobody reads this');
-      all.use(watchReadable(watched, () => told.add(watched)));
+      resources.use(watchReadable(watched, () => calledDescriptors.add(watched)));
     }
-    await expect.poll(() => told.size).toBe(many.length);
+    await expect.poll(() => calledDescriptors.size).toBe(pairs.length);
     await delay(10);
     await immediate();
   });
@@ -240,8 +246,8 @@ test('falls back to a thread if it does not run on the main thread', { timeout: 
     const { parentPort } = require('node:worker_threads');
     process.on('warning', ({ message }) => parentPort.postMessage(message));
     (async () => {
-      const { readNow, watchReadable } = await import(${path('watch-readable.ts')});
-      const { socketPair } = await import(${path('socket-pair.ts')});
+      const { readNow, watchReadable } = await import(${moduleSpecifier('watch-readable.ts')});
+      const { socketPair } = await import(${moduleSpecifier('socket-pair.ts')});
       const [here, there] = socketPair();
       const into = Buffer.alloc(10);
       const watch = watchReadable(here, () => {
@@ -252,21 +258,21 @@ test('falls back to a thread if it does not run on the main thread', { timeout: 
     })();`;
   const worker = new Worker(script, { eval: true, stderr: true });
   onTestFinished(async () => void (await worker.terminate()));
-  const said: string[] = [];
-  worker.on('message', (message: string) => said.push(message));
+  const messages: string[] = [];
+  worker.on('message', (message: string) => messages.push(message));
   await once(worker, 'exit');
-  expect(said).toEqual([expect.stringContaining('not the main thread'), 'hello']);
+  expect(messages).toEqual([expect.stringContaining('not the main thread'), 'hello']);
 });
 
-describe.each(ways)('reading from a connection, %s', (how) => {
+describe.each(waitingModes)('reading from a connection, %s', (mode) => {
   let readPromptly: Module['readPromptly'];
   beforeAll(async () => {
-    ({ readPromptly } = await loaded(how));
+    ({ readPromptly } = await loadModule(mode));
   });
 
-  const openNow = (): number => readdirSync('/proc/self/fd').length;
+  const openDescriptors = (): number => readdirSync('/proc/self/fd').length;
 
-  async function connected(serve: (socket: Socket) => void): Promise<AsyncDisposable & { readonly socket: Socket }> {
+  async function connectTo(serve: (socket: Socket) => void): Promise<AsyncDisposable & { readonly socket: Socket }> {
     const server: Server = createServer((socket) => serve(socket.on('error', () => undefined))).listen(0, '127.0.0.1');
     await once(server, 'listening');
     const socket = connect((server.address() as AddressInfo).port, '127.0.0.1').pause();
@@ -284,43 +290,43 @@ describe.each(ways)('reading from a connection, %s', (how) => {
   test('receives all bytes, then the end, and closes the duplicated descriptor', async () => {
     const text = 'stowage '.repeat(100_000);
     let before = 0;
-    // The first time creates what all watches share.
+    // The first round creates the descriptors that all watches share.
     for (let round = 0; round < 3; round++) {
-      if (round === 1) before = openNow();
-      await using to = await connected((socket) => socket.end(text));
+      if (round === 1) before = openDescriptors();
+      await using connection = await connectTo((socket) => socket.end(text));
       const parts: string[] = [];
       const memory = Buffer.alloc(10_000);
-      readPromptly(to.socket, {
+      readPromptly(connection.socket, {
         buffer: () => memory,
         received: (bytes) => void parts.push(memory.toString('latin1', 0, bytes)),
       });
-      await once(to.socket, 'close');
+      await once(connection.socket, 'close');
       expect(parts.join('')).toBe(text);
     }
-    await expect.poll(openNow).toBeLessThanOrEqual(before);
+    await expect.poll(openDescriptors).toBeLessThanOrEqual(before);
   });
 
   test('destroys the socket with an error if the other side resets the connection', async () => {
-    await using to = await connected((socket) => socket.once('data', () => socket.resetAndDestroy()));
-    readPromptly(to.socket, { buffer: () => Buffer.alloc(10), received: () => undefined });
-    to.socket.write('now');
-    await expect(once(to.socket, 'close')).rejects.toMatchObject({ code: 'ECONNRESET' });
-    expect(to.socket.destroyed).toBe(true);
+    await using connection = await connectTo((socket) => socket.once('data', () => socket.resetAndDestroy()));
+    readPromptly(connection.socket, { buffer: () => Buffer.alloc(10), received: () => undefined });
+    connection.socket.write('now');
+    await expect(once(connection.socket, 'close')).rejects.toMatchObject({ code: 'ECONNRESET' });
+    expect(connection.socket.destroyed).toBe(true);
   });
 
   test('stops reading a socket that was destroyed here', async () => {
-    await using to = await connected((socket) => void setInterval(() => socket.write('more'), 1).unref());
+    await using connection = await connectTo((socket) => void setInterval(() => socket.write('more'), 1).unref());
     let isEnded = false;
-    const come = Promise.withResolvers<void>();
-    readPromptly(to.socket, {
+    const arrived = Promise.withResolvers<void>();
+    readPromptly(connection.socket, {
       buffer: () => Buffer.alloc(10),
       received: () => {
         expect(isEnded).toBe(false);
-        come.resolve();
+        arrived.resolve();
       },
     });
-    await come.promise;
-    to.socket.destroy();
+    await arrived.promise;
+    connection.socket.destroy();
     isEnded = true;
     await delay(20);
   });

@@ -5,7 +5,7 @@ import { constants } from 'node:os';
 import { performance } from 'node:perf_hooks';
 import { descriptorOf } from '../socket-descriptor.ts';
 import { createEpoll, type Epoll } from './epoll.ts';
-import { foreign, libc, SystemError } from './libc.ts';
+import { lazyBindings, libc, SystemError } from './libc.ts';
 import { type NodeLoop, openNodeLoop } from './node-loop.ts';
 import { duplicate, streamPair } from './socket-pair.ts';
 import { createSpin } from './spin.ts';
@@ -17,13 +17,13 @@ import { createSpin } from './spin.ts';
  * Node's loop. If Node lacks the internals for that, another thread waits, which is slower.
  */
 
-const calls = foreign({ read: 'int64_t read(int fd, void *into, size_t most)' });
+const calls = lazyBindings({ read: 'int64_t read(int fd, void *into, size_t most)' });
 
-const tryAgain = -constants.errno.EAGAIN;
+const negatedEagain = -constants.errno.EAGAIN;
 /** The key of Node's own loop. */
 const nodeKey = 0;
-/** How long a thread keeps waiting after the last watch ended. */
-const waitApartMs = 100;
+/** The longest wait of a thread, which does not notice that the last watch ended. */
+const threadWaitMs = 100;
 
 interface ReadableWatcher {
   watch(fd: number, onReadable: () => void): Disposable;
@@ -38,8 +38,8 @@ export function watchReadable(fd: number, onReadable: () => void): Disposable {
 }
 
 /** Returns the number of bytes read, 0 at the end, or the negated errno. Does not wait if the descriptor is non-blocking. */
-export function readNow(fd: number, into: Uint8Array): number {
-  const length = Number(calls().read(fd, into, into.length));
+export function readNow(fd: number, buffer: Uint8Array): number {
+  const length = Number(calls().read(fd, buffer, buffer.length));
   return length < 0 ? -libc().koffi.errno() : length;
 }
 
@@ -54,11 +54,11 @@ export function readPromptly(socket: Socket, { buffer, received }: ReadTarget): 
   const fd = descriptorOf(socket);
   if (fd === undefined) return void socket.resume();
   // A duplicate of our own: Node closes its descriptor without telling us, and the number may then be reused.
-  const own = duplicate(fd);
-  const watch = watchReadable(own, () => {
-    const length = socket.destroyed ? 0 : readNow(own, buffer());
+  const ownFd = duplicate(fd);
+  const watch = watchReadable(ownFd, () => {
+    const length = socket.destroyed ? 0 : readNow(ownFd, buffer());
     if (length > 0) received(length);
-    else if (length !== tryAgain) {
+    else if (length !== negatedEagain) {
       watch[Symbol.dispose]();
       if (length === 0) socket.resume();
       // The kernel reports the error only once. Node would take it for the end, or keep reading into a broken stream.
@@ -67,26 +67,26 @@ export function readPromptly(socket: Socket, { buffer, received }: ReadTarget): 
   });
   socket.once('close', () => {
     watch[Symbol.dispose]();
-    closeSync(own);
+    closeSync(ownFd);
   });
 }
 
 function createReadableWatcher(): ReadableWatcher {
   const epoll = createEpoll();
   const handlers = new Map<number, () => void>();
-  const want = beginWaiting(epoll, handlers);
-  let keys = nodeKey;
+  const updateWaiting = startWaiting(epoll, handlers);
+  let lastKey = nodeKey;
   return {
     watch: (fd, onReadable) => {
-      const key = ++keys;
+      const key = ++lastKey;
       epoll.add(fd, key);
       handlers.set(key, onReadable);
-      want();
+      updateWaiting();
       return {
         [Symbol.dispose]: () => {
           if (!handlers.delete(key)) return;
           epoll.remove(fd);
-          want();
+          updateWaiting();
         },
       };
     },
@@ -97,25 +97,25 @@ function createReadableWatcher(): ReadableWatcher {
 type Handlers = ReadonlyMap<number, () => void>;
 
 /** Returns a function to call whenever a handler was added or removed. */
-function beginWaiting(epoll: Epoll, handlers: Handlers): () => void {
+function startWaiting(epoll: Epoll, handlers: Handlers): () => void {
   try {
-    return besideNode(openNodeLoop(), epoll, handlers);
+    return waitInNodeLoop(openNodeLoop(), epoll, handlers);
   } catch (cause) {
     process.emitWarning(`descriptors are waited for by a thread, which is slower: ${String(cause)}`);
-    return byThread(epoll, handlers);
+    return waitOnThread(epoll, handlers);
   }
 }
 
-function byThread(epoll: Epoll, handlers: Handlers): () => void {
+function waitOnThread(epoll: Epoll, handlers: Handlers): () => void {
   let isWaiting = false;
 
   function wait(): void {
     if (isWaiting || handlers.size === 0) return;
     isWaiting = true;
-    epoll.waitApart(waitApartMs, (count) => {
+    epoll.waitOnThread(threadWaitMs, (count) => {
       isWaiting = false;
       try {
-        for (let i = 0; i < count; i++) handlers.get(epoll.ready(i))?.();
+        for (let i = 0; i < count; i++) handlers.get(epoll.readyKey(i))?.();
       } finally {
         wait();
       }
@@ -124,54 +124,54 @@ function byThread(epoll: Epoll, handlers: Handlers): () => void {
   return wait;
 }
 
-function besideNode(node: NodeLoop, epoll: Epoll, handlers: Handlers): () => void {
+function waitInNodeLoop(node: NodeLoop, epoll: Epoll, handlers: Handlers): () => void {
   const spin = createSpin();
   epoll.add(node.fd, nodeKey);
-  const back = createWayBack(turn);
+  const loopCallback = createRepeatedCallback(runUntilNodeIsDue);
 
-  /** The number of ready descriptors, after at most `ms`. */
-  function waited(ms: number): number {
-    const begun = performance.now();
-    let now = begun;
-    for (const until = begun + spin.ms; now < until; ) {
+  /** Polls first, then sleeps for at most `ms`. Returns the number of ready descriptors. */
+  function pollThenWait(ms: number): number {
+    const startedAt = performance.now();
+    let now = startedAt;
+    for (const pollUntil = startedAt + spin.pollMs; now < pollUntil; ) {
       const count = epoll.wait(0);
       const before = now;
       now = performance.now();
-      spin.looked(now - before);
+      spin.recordPoll(now - before);
       if (count !== 0) {
-        spin.waited(now - begun);
+        spin.recordWait(now - startedAt);
         return count;
       }
     }
     const count = epoll.wait(ms);
-    spin.waited(performance.now() - begun);
+    spin.recordWait(performance.now() - startedAt);
     return count;
   }
 
   /** Runs until Node has something to do. */
-  function turn(): void {
-    for (let isNodes = false; !isNodes && handlers.size > 0; ) {
+  function runUntilNodeIsDue(): void {
+    for (let isNodeDue = false; !isNodeDue && handlers.size > 0; ) {
       const ms = node.sleepMs();
-      const count = ms === 0 ? epoll.wait(0) : waited(ms);
-      isNodes = ms === 0;
+      const count = ms === 0 ? epoll.wait(0) : pollThenWait(ms);
+      isNodeDue = ms === 0;
       for (let i = 0; i < count; i++) {
-        const key = epoll.ready(i);
-        if (key === nodeKey) isNodes = true;
+        const key = epoll.readyKey(i);
+        if (key === nodeKey) isNodeDue = true;
         else handlers.get(key)?.();
       }
       node.runTicks();
     }
   }
 
-  return () => back.want(handlers.size > 0);
+  return () => loopCallback.setWanted(handlers.size > 0);
 }
 
 /** Makes Node's loop call `call` repeatedly while wanted, each time after it has handled its other events. */
-function createWayBack(call: () => void): { want(isWanted: boolean): void } {
+function createRepeatedCallback(call: () => void): { setWanted(isWanted: boolean): void } {
   const [from, to] = streamPair();
   let isWanted = false;
   /** A byte is in the pipe, or `call` is running. */
-  let isOnItsWay = false;
+  let isPending = false;
   const socket = new Socket({
     fd: from,
     readable: true,
@@ -183,7 +183,7 @@ function createWayBack(call: () => void): { want(isWanted: boolean): void } {
         try {
           if (isWanted) call();
         } finally {
-          isOnItsWay = false;
+          isPending = false;
           start();
         }
         return true;
@@ -193,16 +193,16 @@ function createWayBack(call: () => void): { want(isWanted: boolean): void } {
   socket.unref();
 
   function start(): void {
-    if (!isWanted || isOnItsWay) return;
-    isOnItsWay = true;
+    if (!isWanted || isPending) return;
+    isPending = true;
     writeSync(to, '.');
   }
 
   return {
-    want: (now) => {
-      if (now && !isWanted) socket.ref();
-      if (!now && isWanted) socket.unref();
-      isWanted = now;
+    setWanted: (wanted) => {
+      if (wanted && !isWanted) socket.ref();
+      if (!wanted && isWanted) socket.unref();
+      isWanted = wanted;
       start();
     },
   };

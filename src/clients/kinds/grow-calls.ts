@@ -1,6 +1,6 @@
 import { constants } from 'node:fs';
 import { open } from 'node:fs/promises';
-import { foreign, libc, SystemError } from '#base/linux/libc.ts';
+import { lazyBindings, libc, SystemError } from '#base/linux/libc.ts';
 
 /**
  * Grow a mounted file system to `bytes` with one system call. xfs_growfs and resize2fs make the same call, but first look at every mount or
@@ -18,7 +18,7 @@ const [geometryBytes, blockSizeAt, inodePercentAt, dataBlocksAt] = [112, 0, 28, 
 /** resize2fs rounds to this, too. */
 const pageBytes = 4096;
 
-const calls = foreign({ ioctl: 'int ioctl(int fd, unsigned long request, void *argument)' });
+const calls = lazyBindings({ ioctl: 'int ioctl(int fd, unsigned long request, void *argument)' });
 
 async function ioctl(name: keyof typeof request, fd: number, argument: Buffer): Promise<void> {
   const { promise, resolve, reject } = Promise.withResolvers<void>();

@@ -1,5 +1,5 @@
 import { closeSync, constants, fstatSync, readlinkSync } from 'node:fs';
-import { foreign } from '#base/linux/libc.ts';
+import { lazyBindings } from '#base/linux/libc.ts';
 import { type HeldPath, O_PATH } from './held-path.ts';
 import type { MountTable } from './mountinfo.ts';
 
@@ -19,7 +19,7 @@ const howSize = 24;
 /** Absolute, without `.`, `..` and empty names: without links such a path is canonical, and readlink is not needed. */
 const isPlain = (path: string): boolean => /^(?:\/(?!\.{1,2}(?:\/|$))[^/]+)+$/.test(path);
 
-const functions = foreign({
+const functions = lazyBindings({
   openat2: 'int64_t syscall(int64_t number, int64_t fd, const char *path, const void *how, int64_t size)',
 });
 

@@ -1,10 +1,10 @@
 import { open } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
-import { foreign, libc, SystemError } from '#base/linux/libc.ts';
+import { lazyBindings, libc, SystemError } from '#base/linux/libc.ts';
 import { unlessMissing } from './paths.ts';
 
-const calls = foreign({
+const calls = lazyBindings({
   lock: 'int flock(int fd, int operation)',
   control: 'int fcntl(int fd, int command, int64_t value)',
 });

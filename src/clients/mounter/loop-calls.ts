@@ -1,5 +1,5 @@
 import { isErrno } from '#base/errno.ts';
-import { foreign, libc, SystemError } from '#base/linux/libc.ts';
+import { lazyBindings, libc, SystemError } from '#base/linux/libc.ts';
 
 /**
  * The ioctls of the kernel's loop driver (linux/loop.h), each for one device. Every call runs on a thread of Node's pool, since it can wait
@@ -29,7 +29,7 @@ const configInfoAt = 8;
 /** The default of `losetup`. With 0, newer kernels take the block size of the disk below, which a file system in the image may not support. */
 const blockBytes = 512;
 
-const calls = foreign({
+const calls = lazyBindings({
   pointer: 'int ioctl(int fd, unsigned long request, void *argument)',
   number: 'int ioctl(int fd, unsigned long request, int64_t argument)',
 });

@@ -2,7 +2,7 @@ import { constants } from 'node:fs';
 import { type FileHandle, open, readdir, readFile } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
-import { foreign, libc, SystemError } from '#base/linux/libc.ts';
+import { lazyBindings, libc, SystemError } from '#base/linux/libc.ts';
 import type { Scope } from '#base/log.ts';
 import { StillRunning, waitWithGrace } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
@@ -175,7 +175,7 @@ async function openImage(image: string, readOnly: boolean): Promise<{ file: File
 const mknodat = { x64: 259, arm64: 33 } as const;
 const here = -100;
 const blockDevice = 0o060600;
-const functions = foreign({
+const functions = lazyBindings({
   mknodat: 'int64_t syscall(int64_t number, int64_t fd, const char *path, int64_t mode, int64_t device)',
 });
 

@@ -1,6 +1,6 @@
 import { closeSync } from 'node:fs';
 import { isErrno } from '#base/errno.ts';
-import { checked, foreign } from '#base/linux/libc.ts';
+import { checkResult, lazyBindings } from '#base/linux/libc.ts';
 import type { HeldPath } from './held-path.ts';
 
 /**
@@ -64,7 +64,7 @@ const closeOnExec = 0o2000000;
 const emptyPath = 0x1000;
 const bothEmpty = 0x4 | 0x40;
 
-const functions = foreign({
+const functions = lazyBindings({
   mount: 'int mount(const char *source, const char *target, const char *type, unsigned long flags, const void *data)',
   umount2: 'int umount2(const char *target, int flags)',
   openTree: 'int64_t syscall(int64_t number, int64_t fd, const char *path, int64_t flags)',
@@ -83,13 +83,13 @@ const isUnknown = (cause: unknown): boolean => isErrno(cause, 'ENOSYS', 'EPERM',
 function placeWith(from: HeldPath, at: HeldPath, flags: readonly string[]): void {
   const { openTree, mountSetattr, moveMount } = functions();
   const how = clone | closeOnExec | emptyPath;
-  const tree = checked('open_tree', openTree(numbers.openTree, from.fd, '', how));
+  const tree = checkResult('open_tree', openTree(numbers.openTree, from.fd, '', how));
   try {
     const attributes = Buffer.alloc(attributesSize);
     attributes.writeBigUInt64LE(BigInt(sumOf(flags)));
     const size = attributes.length;
-    checked('mount_setattr', mountSetattr(numbers.mountSetattr, tree, '', emptyPath, attributes, size));
-    checked('move_mount', moveMount(numbers.moveMount, tree, '', at.fd, '', bothEmpty));
+    checkResult('mount_setattr', mountSetattr(numbers.mountSetattr, tree, '', emptyPath, attributes, size));
+    checkResult('move_mount', moveMount(numbers.moveMount, tree, '', at.fd, '', bothEmpty));
   } finally {
     closeSync(tree);
   }
@@ -97,7 +97,7 @@ function placeWith(from: HeldPath, at: HeldPath, flags: readonly string[]): void
 
 export const mountCalls: MountCalls = {
   bind: (from, at) => {
-    checked('mount', functions().mount(from.through, at.through, null, binding, null));
+    checkResult('mount', functions().mount(from.through, at.through, null, binding, null));
   },
   bindAs: (from, at, flags) => {
     try {
@@ -109,23 +109,23 @@ export const mountCalls: MountCalls = {
     }
   },
   fuse: ({ type, source, flags, options }, at) => {
-    checked('mount', functions().mount(source, at.through, type, sumOf(flags), options));
+    checkResult('mount', functions().mount(source, at.through, type, sumOf(flags), options));
   },
   memory: (source, at) => {
     const flags = sumOf(['nosuid', 'nodev', 'noexec']);
-    checked('mount', functions().mount(source, at.through, 'tmpfs', flags, 'size=1m,mode=700'));
+    checkResult('mount', functions().mount(source, at.through, 'tmpfs', flags, 'size=1m,mode=700'));
   },
   share: (at) => {
-    checked('mount', functions().mount(null, at.through, null, sharing, null));
+    checkResult('mount', functions().mount(null, at.through, null, sharing, null));
   },
   remount: (at, flags) => {
-    checked('mount', functions().mount(null, at.through, null, sumOf(flags) | remounting | binding, null));
+    checkResult('mount', functions().mount(null, at.through, null, sumOf(flags) | remounting | binding, null));
   },
   unmount: (parent, name) => {
-    checked('umount', functions().umount2(`${parent.through}/${name}`, noFollow));
+    checkResult('umount', functions().umount2(`${parent.through}/${name}`, noFollow));
   },
   detach: (parent, name) => {
-    checked('umount', functions().umount2(`${parent.through}/${name}`, noFollow | lazily));
+    checkResult('umount', functions().umount2(`${parent.through}/${name}`, noFollow | lazily));
   },
   unmountAside: (parent, name) => {
     const { promise, resolve, reject } = Promise.withResolvers<boolean>();

@@ -1,5 +1,5 @@
 import { closeSync, openSync } from 'node:fs';
-import { foreign } from '#base/linux/libc.ts';
+import { lazyBindings } from '#base/linux/libc.ts';
 
 /** Whether the mount table changed since the previous call. */
 export interface MountWatch {
@@ -14,7 +14,7 @@ const changed = 0x002 | 0x008;
 /** Closes the descriptor when its watch is garbage collected. A watch lives as long as the program, or a test. */
 const closing = new FinalizationRegistry<number>(closeSync);
 
-const functions = foreign({ poll: 'int poll(void *entries, unsigned long count, int timeout)' });
+const functions = lazyBindings({ poll: 'int poll(void *entries, unsigned long count, int timeout)' });
 
 /** Watches a mount table in /proc. A file elsewhere always counts as changed. */
 export function watchMounts(file: string): MountWatch {

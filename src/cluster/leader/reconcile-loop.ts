@@ -19,7 +19,7 @@ export interface ReconcileLoopOptions {
 export async function runReconcileLoop(options: ReconcileLoopOptions, scope: Scope): Promise<void> {
   const { objectName, clock, objects, reconcile, random = Math.random } = options;
   const { signal, log } = scope;
-  const backOff = createBackOff({ firstMs: 250, mostMs: 15_000, random });
+  const backOff = createBackOff({ firstMs: 250, maxMs: 15_000, random });
   let wake = Promise.withResolvers<void>();
   using subscriptions = new DisposableStack();
   for (const object of objects) subscriptions.use(object.on(() => wake.resolve()));

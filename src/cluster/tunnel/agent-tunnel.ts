@@ -49,7 +49,7 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
   const slice = createWatchedObject({ ...watchOptions, resource: endpointSlices, name: leaderObjectNames.slice });
   const authority = createWatchedObject({ ...watchOptions, resource: configMaps, name: leaderObjectNames.authority });
   const [servername] = serverNames(namespace);
-  const backOff = createBackOff({ firstMs: 250, mostMs: 15_000, random });
+  const backOff = createBackOff({ firstMs: 250, maxMs: 15_000, random });
   let isConnected = false;
   let wake = Promise.withResolvers<void>();
 

@@ -66,7 +66,7 @@ export function createCache<Full extends KubeObject, T extends KubeObject>(optio
   const { client, resource, select = {}, trim, clock, random = Math.random, pageSize } = options;
   const objects = createIndexedMap<T>(options.indexes ?? {});
   const listeners = new Set<Handlers<T>>();
-  const backOff = createBackOff({ firstMs: 500, mostMs: 15_000, random });
+  const backOff = createBackOff({ firstMs: 500, maxMs: 15_000, random });
   const firstList = Promise.withResolvers<void>();
   let isSynced = false;
   let lastContactAt = 0;

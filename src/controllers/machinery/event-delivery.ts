@@ -1,4 +1,4 @@
-import { waitAfter } from '#base/back-off.ts';
+import { backOffDelay } from '#base/back-off.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { isTransient, KubeError } from '#wire/kube/errors.ts';
@@ -74,7 +74,7 @@ export function createEventDelivery({ writer, clock, random }: EventDeliveryOpti
           log.debug('an Event was not written', { reason: topic.report.reason, error });
           return false;
         }
-        const backOffMs = waitAfter(failures, { firstMs: 1_000, mostMs: 30_000, random });
+        const backOffMs = backOffDelay(failures, { firstMs: 1_000, maxMs: 30_000, random });
         await clock.sleep(Math.max(error.retryAfterMs, backOffMs), signal).catch(() => undefined);
       }
     }

@@ -1,5 +1,5 @@
 import { onAbort } from '#base/aborted.ts';
-import { waitAfter } from '#base/back-off.ts';
+import { backOffDelay } from '#base/back-off.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { createFairGroups, type FairGroups } from './fair-groups.ts';
@@ -118,7 +118,7 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
   const retry = (key: string, leastMs: number, group?: string): void => {
     const entry = entryOf(key, group);
     entry.failures++;
-    addAfter(key, Math.max(leastMs, waitAfter(entry.failures, { firstMs, mostMs, random })), group);
+    addAfter(key, Math.max(leastMs, backOffDelay(entry.failures, { firstMs, maxMs: mostMs, random })), group);
   };
 
   async function runWork(

@@ -104,7 +104,7 @@ export function openJournal(fd: number): JournalMemory {
       return piece(moved.bytes, small.count * small.size + (place - small.count) * large.size, large.size);
     },
     populate: (place) => requests.populate(place * slotSize, slotSize),
-    forget: (place, count) => requests.forget(place * slotSize, count * slotSize),
+    forget: (place, count) => requests.discard(place * slotSize, count * slotSize),
     addChunk: () => {
       if (chunks.length >= maxChunks) return undefined;
       growMemory(fd, chunksAt(slots) + (chunks.length + 1) * chunkSize);

@@ -1,5 +1,5 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
-import { refusingUnparsable } from '#base/http-parse-errors.ts';
+import { createClientErrorHandler } from '#base/http-parse-errors.ts';
 import { terminalSafe } from '#base/terminal-safe.ts';
 import { errorCodes } from '#core/error-codes.ts';
 import { redactForUser } from '#core/error-disclosure.ts';
@@ -80,7 +80,7 @@ export function overloaded(): StowageError {
   });
 }
 
-export const refuseUnparsable = refusingUnparsable((found) => {
+export const refuseUnparsable = createClientErrorHandler((found) => {
   const { status, text } = errorResponseFrom(httpError(found));
   return { status, headers: { 'content-type': contentType }, body: JSON.stringify({ Err: text }) };
 });

@@ -1,7 +1,7 @@
 import { randomUUID } from 'node:crypto';
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
-import { refusingUnparsable } from '#base/http-parse-errors.ts';
+import { createClientErrorHandler } from '#base/http-parse-errors.ts';
 import type { Log } from '#base/log.ts';
 import { problemType } from '#base/problem.ts';
 import { StowageError } from '#core/errors.ts';
@@ -73,7 +73,7 @@ function refuseMethod(request: FastifyRequest, reply: FastifyReply, allow: strin
   return send(reply.header('allow', allow), { ...problemFrom(failure, request.id), status: 405 });
 }
 
-export const refuseUnparsable = refusingUnparsable((found) => {
+export const refuseUnparsable = createClientErrorHandler((found) => {
   const problem = problemFrom(httpFailure(found), randomUUID());
   const headers = { ...commonHeaders(problem.requestId), 'content-type': problemType };
   return { status: problem.status, headers, body: JSON.stringify(problem) };

@@ -205,8 +205,8 @@ test('an open store whose server begins to deny this host is a permission proble
   const [ended] = (await user.get('/v1/operations')).body.items;
   expect(ended).toMatchObject({ state: 'failed', error: { message: about.replace('NAME', 'the store') } });
   const { detail, action } = (await server.admin.post('/v1/volumes', { store: 'lost', name: 'new' })).body;
-  expect(detail).toContain('127.0.0.1 accepts connections from this host and closes them at once');
-  expect(action).toContain("Have the server's administrator add this host");
+  expect(detail).toContain('127.0.0.1 closes every connection from this host at once');
+  expect(action).toContain("Have the server's administrator allow this host's address");
   const unknown = (await user.get('/v1/volumes/lost..none')).body;
   expect(unknown).toMatchObject({
     status: 503,

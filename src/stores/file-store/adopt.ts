@@ -34,9 +34,9 @@ export function createAdopt(ctx: VerbContext): Pick<AdoptionFacet, 'adoptable' |
           if (read.meta.requestId !== spec.requestId) throw nameTaken(name, storeRoot.store);
           return volume(read.meta);
         }
-        const isTakenOnly = read.state === 'torn' && storeRoot.hostLocks !== undefined;
-        if (read.state !== 'absent' && !isTakenOnly) throw read.error;
-        if (isTakenOnly && (await isMoveTarget(ctx, name, scope))) throw nameTaken(name, storeRoot.store);
+        const isReservedOnly = read.state === 'torn' && storeRoot.hostLocks !== undefined;
+        if (read.state !== 'absent' && !isReservedOnly) throw read.error;
+        if (isReservedOnly && (await isMoveTarget(ctx, name, scope))) throw nameTaken(name, storeRoot.store);
         const released = await findReleased(storeRoot, name);
         const nested = released[0] === undefined ? await findNestedByName(ctx, name, scope) : undefined;
         const found = await requireAdoptable({ name, ...pathOf(released[0]?.meta ?? nested) });
@@ -74,16 +74,16 @@ export function createAdopt(ctx: VerbContext): Pick<AdoptionFacet, 'adoptable' |
     data: Pick<Meta, 'name' | 'path'>,
   ): Promise<{ readonly bytes?: bigint; readonly access: Meta['access'] }> {
     const path = dataPath(data);
-    const there = await storeRoot.files.lstat(path);
-    if (there === undefined) throw notFound(data.name, storeRoot.store);
-    const wrong = (await isParentFolder(ctx, path)) ? 'holds volumes' : layout.unsuitableBecause(there);
-    const appraisal =
+    const fileInfo = await storeRoot.files.lstat(path);
+    if (fileInfo === undefined) throw notFound(data.name, storeRoot.store);
+    const wrong = (await isParentFolder(ctx, path)) ? 'holds volumes' : layout.unsuitableBecause(fileInfo);
+    const inspection =
       wrong === undefined ? await layout.inspectData(path) : { reason: `it ${wrong}`, access: 'filesystem' as const };
-    if (appraisal.reason === undefined) return appraisal;
-    throw new StowageError(`${path} cannot become a volume: ${appraisal.reason}`, {
+    if (inspection.reason === undefined) return inspection;
+    throw new StowageError(`${path} cannot become a volume: ${inspection.reason}`, {
       code: 'conflict',
       reason: 'not-adoptable',
-      action: `See what can be adopted with: stowage store adopt ${storeRoot.store}`,
+      action: `List what can be adopted with: stowage store adopt ${storeRoot.store}`,
     });
   }
 }
@@ -114,7 +114,7 @@ const pathOf = (meta: Pick<Meta, 'path'> | undefined): Pick<Meta, 'path'> =>
 
 /** Whether the empty record reserves the name for a volume that a host was renaming or restoring when it died. */
 export async function isMoveTarget(ctx: VerbContext, name: VolumeName, scope: Scope): Promise<boolean> {
-  let isHere = false;
+  let isTarget = false;
   const { storeRoot } = ctx;
   const recorded = recordedNames(await storeRoot.files.names(storeRoot.root));
   const trashed = (await storeRoot.files.names(storeRoot.ownPath('trash'))).filter(
@@ -131,9 +131,9 @@ export async function isMoveTarget(ctx: VerbContext, name: VolumeName, scope: Sc
     scope.signal.throwIfAborted();
     const read = await readMeta(storeRoot.files, path, storeRoot.context.instance);
     if (read.state !== 'ok' || read.meta.movingTo !== name || (await storeRoot.files.lstat(data)) !== undefined) return;
-    isHere ||= await hasDataMoved(ctx, read.meta, name);
+    isTarget ||= await hasDataMoved(ctx, read.meta, name);
   });
-  return isHere;
+  return isTarget;
 }
 
 /** Newest first. */
@@ -141,15 +141,15 @@ async function findReleased(
   storeRoot: StoreRoot,
   name?: VolumeName,
 ): Promise<readonly { readonly path: string; readonly meta: Meta }[]> {
-  const found: { path: string; meta: Meta; at: number }[] = [];
+  const found: { path: string; meta: Meta; changedAt: number }[] = [];
   for (const entry of await storeRoot.files.names(storeRoot.ownPath('retained'))) {
     const path = storeRoot.ownPath('retained', entry);
     const read = await readMeta(storeRoot.files, path, storeRoot.context.instance);
     if (read.state !== 'ok' || (name !== undefined && read.meta.name !== name)) continue;
     // The release moved the record here, which was its last change.
-    found.push({ path, meta: read.meta, at: (await storeRoot.files.lstat(path))?.changedAt ?? 0 });
+    found.push({ path, meta: read.meta, changedAt: (await storeRoot.files.lstat(path))?.changedAt ?? 0 });
   }
-  return found.sort((a, b) => b.at - a.at);
+  return found.sort((a, b) => b.changedAt - a.changedAt);
 }
 
 /** Everything in the root that is neither a record nor the data of a recorded volume. */
@@ -157,9 +157,9 @@ export async function findAdoptable(ctx: VerbContext, scope: Scope): Promise<rea
   const { storeRoot, layout } = ctx;
   const entries = await storeRoot.files.list(storeRoot.root);
   // On a shared store an empty record only reserves a name. Adoption checks whether a host still needs it.
-  const counts = ({ name, isEmpty }: Entry): boolean =>
+  const mayBeVolume = ({ name, isEmpty }: Entry): boolean =>
     !(isEmpty === true && storeRoot.hostLocks && name.endsWith('.meta'));
-  const all = new Set(entries.filter(counts).map((entry) => entry.name));
+  const all = new Set(entries.filter(mayBeVolume).map((entry) => entry.name));
   const nested = await findNestedData(ctx, scope);
   const folders = new Set(nested.map(({ path }) => path.split('/')[0]));
   const found: Adoptable[] = [];
@@ -169,33 +169,33 @@ export async function findAdoptable(ctx: VerbContext, scope: Scope): Promise<rea
     const name = file.endsWith(layout.suffix) ? file.slice(0, file.length - layout.suffix.length) : file;
     if (all.has(`${name}.meta`) && file === `${name}${layout.suffix}`) continue;
     const reason = file.endsWith(layout.suffix)
-      ? await reasonAgainst(entry, name, ctx)
+      ? await whyNotAdoptable(entry, name, ctx)
       : `it is not a ${layout.suffix} file`;
     found.push(reason === undefined ? { name } : { name: file, reason });
   }
   for (const { name, path } of nested)
     if (!all.has(`${name}.meta`) && !(await isParentFolder(ctx, `${storeRoot.root}/${path}`))) found.push({ name });
-  const offered = new Set(found.map(({ name }) => name));
+  const adoptableNames = new Set(found.map(({ name }) => name));
   for (const { meta } of await findReleased(storeRoot)) {
-    const isNested = meta.path !== undefined && !all.has(`${meta.name}.meta`) && !offered.has(meta.name);
+    const isNested = meta.path !== undefined && !all.has(`${meta.name}.meta`) && !adoptableNames.has(meta.name);
     if (isNested && (await storeRoot.files.lstat(ctx.dataPath(meta))) !== undefined) found.push({ name: meta.name });
   }
   return found;
 }
 
-async function reasonAgainst(entry: Entry, name: string, ctx: VerbContext): Promise<string | undefined> {
+async function whyNotAdoptable(entry: Entry, name: string, ctx: VerbContext): Promise<string | undefined> {
   const { storeRoot, layout } = ctx;
   const path = `${storeRoot.root}/${entry.name}`;
   if (name === 'lost+found') return 'it belongs to the file system';
   if (entry.type === 'link') return 'it is a symbolic link';
   if (layout.kind === 'directory' && entry.type !== 'directory') return 'it is not a directory';
   if (layout.kind === 'image' && entry.type !== 'file') return 'it is not a plain file';
-  if (!isVolumeName(name)) return whyNoName(name);
+  if (!isVolumeName(name)) return whyInvalidName(name);
   if (await isParentFolder(ctx, path)) return holdsVolumes;
   return (await layout.inspectData(path)).reason;
 }
 
-function whyNoName(name: string): string {
+function whyInvalidName(name: string): string {
   try {
     volumeName(name);
     return '';

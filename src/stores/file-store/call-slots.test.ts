@@ -1,67 +1,67 @@
 import { describe, expect, test } from 'vitest';
 import { createSlots } from './call-slots.ts';
 
-const forever = new AbortController().signal;
+const neverAborted = new AbortController().signal;
 
 describe('call slots', () => {
-  test('are given out up to their number, then in the order of requests', async () => {
-    const places = createSlots(2);
+  test('are granted up to their number, then in FIFO order', async () => {
+    const slots = createSlots(2);
     const order: number[] = [];
-    const first = await places.acquire(forever);
-    const second = await places.acquire(forever);
-    const later = [3, 4].map((who) =>
-      places.acquire(forever).then((slot) => {
-        order.push(who);
+    const first = await slots.acquire(neverAborted);
+    const second = await slots.acquire(neverAborted);
+    const queuedAcquires = [3, 4].map((caller) =>
+      slots.acquire(neverAborted).then((slot) => {
+        order.push(caller);
         return slot;
       }),
     );
     await Promise.resolve();
     expect(order).toEqual([]);
     second[Symbol.dispose]();
-    const third = await later[0];
+    const third = await queuedAcquires[0];
     expect(order).toEqual([3]);
     first[Symbol.dispose]();
     third?.[Symbol.dispose]();
-    await later[1];
+    await queuedAcquires[1];
     expect(order).toEqual([3, 4]);
   });
 
-  test('are not given to a caller whose signal aborted, and go to the next caller', async () => {
-    const places = createSlots(1);
-    const held = await places.acquire(forever);
-    const impatient = new AbortController();
-    const given = places.acquire(impatient.signal);
-    const patient = places.acquire(forever);
-    impatient.abort(new Error('enough'));
-    await expect(given).rejects.toThrow('enough');
-    await expect(places.acquire(impatient.signal)).rejects.toThrow('enough');
+  test('are granted to the next caller if a queued caller aborts', async () => {
+    const slots = createSlots(1);
+    const held = await slots.acquire(neverAborted);
+    const controller = new AbortController();
+    const abortedAcquire = slots.acquire(controller.signal);
+    const nextAcquire = slots.acquire(neverAborted);
+    controller.abort(new Error('enough'));
+    await expect(abortedAcquire).rejects.toThrow('enough');
+    await expect(slots.acquire(controller.signal)).rejects.toThrow('enough');
     held[Symbol.dispose]();
-    (await patient)[Symbol.dispose]();
+    (await nextAcquire)[Symbol.dispose]();
     // No slot was lost.
-    (await places.acquire(forever))[Symbol.dispose]();
+    (await slots.acquire(neverAborted))[Symbol.dispose]();
   });
 });
 
-test('a slot released during shared work goes to the next caller, and its owner gets one back before the callers that wait', async () => {
-  const places = createSlots(1);
+test('releaseDuring() lends the slot to the next caller, and its owner gets a slot back before the queued callers', async () => {
+  const slots = createSlots(1);
   const order: string[] = [];
-  const lending = Promise.withResolvers<void>();
+  const sharedWork = Promise.withResolvers<void>();
   const owner = async (): Promise<void> => {
-    using _place = await places.acquire(forever);
-    await places.releaseDuring(() => lending.promise);
+    using _slot = await slots.acquire(neverAborted);
+    await slots.releaseDuring(() => sharedWork.promise);
     order.push('owner');
   };
   const working = owner();
-  const borrower = await places.acquire(forever);
-  const third = places.acquire(forever).then((slot) => {
+  const borrowedSlot = await slots.acquire(neverAborted);
+  const third = slots.acquire(neverAborted).then((slot) => {
     order.push('third');
     return slot;
   });
-  lending.resolve();
+  sharedWork.resolve();
   // Gives the owner time to come back if the slot were free.
   await new Promise(setImmediate);
   expect(order).toEqual([]);
-  borrower[Symbol.dispose]();
+  borrowedSlot[Symbol.dispose]();
   await working;
   (await third)[Symbol.dispose]();
   expect(order).toEqual(['owner', 'third']);

@@ -21,47 +21,47 @@ export interface Slots {
 
 export function createSlots(count: number): Slots {
   let free = count;
-  const returning = new Set<() => void>();
-  const line = new Set<() => void>();
+  const returningCallers = new Set<() => void>();
+  const newCallers = new Set<() => void>();
 
-  function leave(): void {
-    const [next] = returning.size > 0 ? returning : line;
+  function releaseSlot(): void {
+    const [next] = returningCallers.size > 0 ? returningCallers : newCallers;
     if (next === undefined) free++;
     else next();
   }
-  const slot: Disposable = { [Symbol.dispose]: leave };
+  const slot: Disposable = { [Symbol.dispose]: releaseSlot };
 
-  async function enter(queue: Set<() => void>, signal?: AbortSignal): Promise<void> {
+  async function acquireSlot(queue: Set<() => void>, signal?: AbortSignal): Promise<void> {
     signal?.throwIfAborted();
     if (free > 0) {
       free--;
       return;
     }
     const { promise, resolve, reject } = Promise.withResolvers<void>();
-    const turn = (): void => {
-      queue.delete(turn);
+    const grantSlot = (): void => {
+      queue.delete(grantSlot);
       resolve();
     };
-    const stop = (): void => {
-      queue.delete(turn);
+    const leaveQueue = (): void => {
+      queue.delete(grantSlot);
       reject(signal?.reason);
     };
-    queue.add(turn);
-    using _ = signal === undefined ? undefined : onAbort(signal, stop);
+    queue.add(grantSlot);
+    using _ = signal === undefined ? undefined : onAbort(signal, leaveQueue);
     await promise;
   }
 
   return {
     acquire: async (signal) => {
-      await enter(line, signal);
+      await acquireSlot(newCallers, signal);
       return slot;
     },
     releaseDuring: async (work) => {
-      leave();
+      releaseSlot();
       try {
         await work();
       } finally {
-        await enter(returning);
+        await acquireSlot(returningCallers);
       }
     },
   };

@@ -13,7 +13,7 @@ import { takeName } from './take-name.ts';
 import type { VerbContext } from './verb-context.ts';
 import type { FileStore } from './verbs.ts';
 
-type Verbs = 'delete' | 'rename' | 'label' | 'expand';
+type ChangeVerb = 'delete' | 'rename' | 'label' | 'expand';
 
 const describe = (verb: string, name: string): string => `${verb} volume ${quoted(name)}`;
 
@@ -28,11 +28,11 @@ const createRecordUpdate =
   (ctx: VerbContext): RecordUpdate =>
   (doing, ref, scope, work) => {
     const { storeRoot, runVerb, findOrThrow, volume } = ctx;
-    return runVerb(doing, [ref.name, ref.id], scope, async (at) => {
-      const meta = await findOrThrow(ref, at);
+    return runVerb(doing, [ref.name, ref.id], scope, async (held) => {
+      const meta = await findOrThrow(ref, held);
       return work(meta, async (to) => {
         const next = { ...withoutMove(meta, meta.name), ...to, revision: meta.revision + 1 };
-        await storeRoot.replaceRecord(storeRoot.metaPath(meta.name), next, at.limit.check);
+        await storeRoot.replaceRecord(storeRoot.metaPath(meta.name), next, held.limit.check);
         return volume(next);
       });
     });
@@ -40,10 +40,10 @@ const createRecordUpdate =
 
 /** Only records it: the client that mounts the volume enforces the size. */
 export function createEnforce(ctx: VerbContext): Required<Pick<Enforcement, 'enforce'>> {
-  const changing = createRecordUpdate(ctx);
+  const updateRecord = createRecordUpdate(ctx);
   return {
     enforce: (ref, scope) =>
-      changing(describe('enforcing the size of', ref.name), ref, scope, (meta, change) =>
+      updateRecord(describe('enforcing the size of', ref.name), ref, scope, (meta, change) =>
         meta.enforce ? ctx.volume(meta) : change({ enforce: true }),
       ),
   };
@@ -64,10 +64,10 @@ export function createNoteUse(ctx: VerbContext): Pick<Required<Store>, 'markUsed
   };
 }
 
-export function createChangeVerbs(ctx: VerbContext): Pick<FileStore, Verbs> {
+export function createChangeVerbs(ctx: VerbContext): Pick<FileStore, ChangeVerb> {
   const { storeRoot, layout, runVerb, runRemoval, dataPath, volume } = ctx;
   const { files } = storeRoot;
-  const changing = createRecordUpdate(ctx);
+  const updateRecord = createRecordUpdate(ctx);
 
   return {
     delete: (ref, scope, { onlyIfEmpty = false } = {}) =>
@@ -93,14 +93,16 @@ export function createChangeVerbs(ctx: VerbContext): Pick<FileStore, Verbs> {
         { keepsQuota: onlyIfEmpty },
       ),
     rename: (ref, to, scope) =>
-      runVerb(describe('renaming', ref.name), [ref.name, to, ref.id], scope, (at) => renameVolume(ctx, ref, to, at)),
+      runVerb(describe('renaming', ref.name), [ref.name, to, ref.id], scope, (held) =>
+        renameVolume(ctx, ref, to, held),
+      ),
     label: (ref, labels, scope) =>
-      changing(describe('labelling', ref.name), ref, scope, (meta, change) =>
+      updateRecord(describe('labelling', ref.name), ref, scope, (meta, change) =>
         sameLabels(meta.labels, labels) ? volume(meta) : change({ labels }),
       ),
     expand: (ref, bytes, scope) =>
-      changing(describe('expanding', ref.name), ref, scope, async (meta, change) => {
-        if (meta.bytes !== undefined && bytes < meta.bytes) throw shrinking(meta, bytes);
+      updateRecord(describe('expanding', ref.name), ref, scope, async (meta, change) => {
+        if (meta.bytes !== undefined && bytes < meta.bytes) throw wouldShrink(meta, bytes);
         layout.refuseUnsupported(bytes, meta.access);
         // Grow the data first: the record must never promise more than there is.
         await layout.grow(await usableDataPath(ctx, meta), meta, bytes, scope);
@@ -111,7 +113,7 @@ export function createChangeVerbs(ctx: VerbContext): Pick<FileStore, Verbs> {
 
 export function createRelease(ctx: VerbContext): Pick<AdoptionFacet, 'release' | 'claim'> {
   const { storeRoot, runRemoval, volume } = ctx;
-  const changing = createRecordUpdate(ctx);
+  const updateRecord = createRecordUpdate(ctx);
 
   return {
     release: (ref, scope) =>
@@ -123,7 +125,7 @@ export function createRelease(ctx: VerbContext): Pick<AdoptionFacet, 'release' |
         await storeRoot.sync();
       }),
     claim: (ref, instance, scope) =>
-      changing(describe('claiming', ref.name), ref, scope, (meta, change) =>
+      updateRecord(describe('claiming', ref.name), ref, scope, (meta, change) =>
         meta.instance === instance ? volume(meta) : change({ instance }),
       ),
   };
@@ -140,11 +142,11 @@ async function renameVolume(ctx: VerbContext, ref: VolumeRef, to: VolumeName, sc
   const moving: Meta = { ...withoutMove(meta, meta.name), movingTo: to, revision: meta.revision + 1 };
   const taken = await takeName(ctx, to, target, scope);
   try {
-    const home = meta.path === undefined ? dataPath({ name: to }) : undefined;
+    const newDataPath = meta.path === undefined ? dataPath({ name: to }) : undefined;
     // A rename would silently replace an empty directory.
-    if (home !== undefined && (await storeRoot.files.lstat(home)) !== undefined)
-      throw dataUnrecorded(to, home, storeRoot.store);
-    await moveData(ctx, meta, moving, home, taken);
+    if (newDataPath !== undefined && (await storeRoot.files.lstat(newDataPath)) !== undefined)
+      throw dataUnrecorded(to, newDataPath, storeRoot.store);
+    await moveData(ctx, meta, moving, newDataPath, taken);
   } catch (cause) {
     await taken.release(cause);
     throw cause;
@@ -160,14 +162,14 @@ async function moveData(
   { storeRoot, dataPath }: VerbContext,
   meta: Meta,
   moving: Meta,
-  home: string | undefined,
+  newDataPath: string | undefined,
   limit: HoldLimit,
 ): Promise<void> {
   const record = storeRoot.metaPath(meta.name);
   try {
     await storeRoot.replaceRecord(record, moving, limit.check);
     limit.check();
-    if (home !== undefined) await storeRoot.files.rename(dataPath(meta), home);
+    if (newDataPath !== undefined) await storeRoot.files.rename(dataPath(meta), newDataPath);
   } catch (cause) {
     if (storeRoot.hostLocks === undefined || isDefiniteFailure(cause))
       await storeRoot.replaceRecord(record, meta, limit.check);
@@ -175,7 +177,7 @@ async function moveData(
   }
 }
 
-function shrinking(meta: Meta, bytes: bigint): StowageError {
+function wouldShrink(meta: Meta, bytes: bigint): StowageError {
   return new StowageError(`volume ${quoted(meta.name)} has ${meta.bytes} bytes and cannot shrink to ${bytes}`, {
     code: 'out-of-range',
     reason: 'volume-would-shrink',

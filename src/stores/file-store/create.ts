@@ -17,8 +17,8 @@ import type { VerbContext } from './verb-context.ts';
 const maxAttempts = 8;
 
 /**
- * Creates the record exclusively and makes it durable before the data. The record is the intent, and it prevents making a volume twice.
- * Existing data are complete, since they appear in one step.
+ * Creates the record exclusively and makes it durable before it creates the data. The record is the intent, and it prevents a second creation
+ * of the same volume. Existing data are complete, since they appear in one step.
  */
 export function createCreate(ctx: VerbContext): Store['create'] {
   const { storeRoot, layout, dataPath, volume } = ctx;
@@ -42,22 +42,22 @@ export function createCreate(ctx: VerbContext): Store['create'] {
   }
 
   async function makeData(meta: Meta, scope: Scope): Promise<Volume> {
-    let made = false;
+    let isMade = false;
     try {
       await makeParents(ctx, meta, scope);
       await layout.make(meta, dataPath(meta), scope);
-      made = true;
+      isMade = true;
       await storeRoot.sync();
       return volume(meta);
     } catch (cause) {
       // Another host got the same request, and made the data of this same record.
       if (isErrno(cause, 'EEXIST') && hostLocks !== undefined) return volume(meta);
-      if (made) await layout.discard(dataPath(meta), meta.id);
+      if (isMade) await layout.discard(dataPath(meta), meta.id);
       throw cause;
     }
   }
 
-  /** The server did not answer. The record stays, so that a retry of the request finds out, and no other request gets the name. */
+  /** The server did not answer. Keep the record, so that a retry of the request finds the outcome, and no other request gets the name. */
   const isOutcomeUnknown = (cause: unknown): boolean => hostLocks !== undefined && !isDefiniteFailure(cause);
 
   /** Removes the record that this host wrote if its data could not be made. */
@@ -70,9 +70,14 @@ export function createCreate(ctx: VerbContext): Store['create'] {
     throw cause;
   }
 
-  async function resolveExisting(want: VolumeSpec, planned: string, scope: Scope, attempt: number): Promise<Volume> {
+  async function resolveExisting(
+    want: VolumeSpec,
+    plannedPath: string,
+    scope: Scope,
+    attempt: number,
+  ): Promise<Volume> {
     const read = await ctx.read(want.name);
-    const path = read.state === 'ok' ? dataPath(read.meta) : planned;
+    const path = read.state === 'ok' ? dataPath(read.meta) : plannedPath;
     const data = await files.lstat(path);
     if (read.state === 'absent') {
       if (data === undefined) return createNew(want, scope, attempt + 1);
@@ -89,7 +94,7 @@ export function createCreate(ctx: VerbContext): Store['create'] {
     const { meta } = read;
     if (data === undefined)
       return (
-        (await ctx.withVolumeLock(meta.id, scope, (held) => complete(want, meta.id, held))) ??
+        (await ctx.withVolumeLock(meta.id, scope, (held) => completeVolume(want, meta.id, held))) ??
         createNew(want, scope, attempt + 1)
       );
     refuseDifferentRequest(meta, want, storeRoot.store);
@@ -101,7 +106,7 @@ export function createCreate(ctx: VerbContext): Store['create'] {
   }
 
   /** Makes the data of a record that has none. Call it with the volume locked. Undefined: the record has changed since. */
-  async function complete(want: VolumeSpec, id: VolumeId, scope: HeldScope): Promise<Volume | undefined> {
+  async function completeVolume(want: VolumeSpec, id: VolumeId, scope: HeldScope): Promise<Volume | undefined> {
     const read = await ctx.read(want.name);
     if (read.state !== 'ok' || read.meta.id !== id || (await finishInterrupted(ctx, read.meta, scope)))
       return undefined;

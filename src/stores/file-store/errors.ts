@@ -13,7 +13,7 @@ export function notFound(name: string, store: string): StowageError {
   return new StowageError(`there is no volume ${quoted(name)} in store ${store}`, {
     code: 'not-found',
     reason: 'volume-unknown',
-    action: `See what there is with: stowage volume list --store ${store}`,
+    action: `List the volumes with: stowage volume list --store ${store}`,
   });
 }
 

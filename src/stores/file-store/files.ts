@@ -46,8 +46,8 @@ export interface Files {
   read(path: string, limit: number): Promise<Buffer>;
   /** Creates the file exclusively (`EEXIST`), durably, and readable only by this user. */
   writeNew(path: string, text: string): Promise<void>;
-  /** Like `writeNew`, unless something exists at `beside`. That is known before the file gets its text. */
-  writeNewUnless(beside: string, path: string, text: string): Promise<'written' | 'one of them is there'>;
+  /** Like `writeNew`, unless something exists at `beside`. Checks that before it writes the text. 'exists': one of the two paths exists. */
+  writeNewUnless(beside: string, path: string, text: string): Promise<'written' | 'exists'>;
   /** Creates the folder exclusively (`EEXIST`). */
   newFolder(path: string, mode: number): Promise<void>;
   /** Idempotent: succeeds if the folder exists. */
@@ -58,7 +58,7 @@ export interface Files {
   unlink(path: string): Promise<boolean>;
   /** Only removes an empty folder. */
   rmdir(path: string): Promise<void>;
-  /** Removes a tree. Absent is success. Only for trees that no other program can change. */
+  /** Removes a tree. Idempotent: succeeds if it does not exist. Only for trees that no other program can change. */
   removeAll(path: string): Promise<void>;
   /** Empties a folder of Stowage, while containers may still be changing the trees inside it. */
   emptyFolder(folder: string, scope: Scope): Promise<readonly Unremovable[]>;
@@ -68,7 +68,7 @@ export interface Files {
   sync(folder: string): Promise<void>;
 }
 
-/** It exists, but it is not a plain file of an allowed size. The message completes "… cannot be read: ". */
+/** The file exists, but is not a plain file of an allowed size. The message completes "… cannot be read: ". */
 export class UnsuitableFile extends Error {}
 
 /** The call certainly failed. After any other error (a timeout, a lost connection) the call may still take effect. */

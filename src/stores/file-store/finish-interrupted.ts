@@ -11,8 +11,8 @@ import type { VerbContext } from './verb-context.ts';
 
 /**
  * Every verb writes its intent into the record, then moves the data, then the record, each by one rename. After a crash the location of the
- * data shows how far it came. If they did not move, nothing happened, and the intent is ignored from then on. If they did, the record is
- * moved after them. At each moment exactly one record counts.
+ * data shows how far it came. If they did not move, nothing happened, and later verbs ignore the intent. If they moved, this moves the record,
+ * too. At each moment exactly one record counts.
  *
  * Call it with the volume locked and a record that was read under the lock. True: it finished an operation, and the record has moved.
  */
@@ -37,8 +37,8 @@ export async function finishInterrupted(ctx: VerbContext, meta: Meta, scope: Hel
 /** Locks the volume, and reads its record again: the name may have gone to another volume while we waited. */
 export const finishInterruptedLocked = (ctx: VerbContext, { id, name }: VolumeRef, scope: Scope): Promise<boolean> =>
   ctx.withVolumeLock(id, scope, async (held) => {
-    const now = await ctx.read(name);
-    return now.state === 'ok' && now.meta.id === id && finishInterrupted(ctx, now.meta, held);
+    const current = await ctx.read(name);
+    return current.state === 'ok' && current.meta.id === id && finishInterrupted(ctx, current.meta, held);
   });
 
 /** Moves the record after the data. Another host may have begun to create a volume of that name; it will find the data. */

@@ -10,7 +10,7 @@ import { type HostLocks, presumedDeadMs } from './store-root.ts';
  */
 export interface HoldLimit {
   isOver(): boolean;
-  /** Throws when it is over: this call must not change anything after that. The next call finds out how far this one came. */
+  /** Throws when the limit is over: this call must not change anything after that. The next call finds out how far this one came. */
   check(): void;
 }
 

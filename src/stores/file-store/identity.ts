@@ -22,15 +22,15 @@ export async function readIdentity(files: Files, path: string): Promise<Identity
   } catch (cause) {
     if (isErrno(cause, 'ENOENT')) return undefined;
     if (errnoOf(cause) !== undefined) throw cause;
-    throw damaged(path, cause);
+    throw identityDamaged(path, cause);
   }
-  if (!isJsonObject(json) || typeof json['version'] !== 'number') throw damaged(path);
+  if (!isJsonObject(json) || typeof json['version'] !== 'number') throw identityDamaged(path);
   if (json['version'] > formatVersion) throw newerFormat(path, json['version']);
   const uuid = json['store'];
   return { layout: json['layout'], uuid: typeof uuid === 'string' && uuid !== '' ? uuid : undefined };
 }
 
-function damaged(path: string, cause?: unknown): StowageError {
+function identityDamaged(path: string, cause?: unknown): StowageError {
   return new StowageError(`${path} cannot be read`, {
     code: 'conflict',
     reason: 'record-unreadable',
@@ -72,11 +72,11 @@ async function whatIsThere(files: Files, root: string): Promise<string> {
     : 'it has no .stowage/store.json; its disk may not be mounted';
 }
 
-export function refuseOtherLayout(root: string, recorded: unknown, asked: LayoutKind): void {
-  if (recorded === asked) return;
-  throw new StowageError(`the store in ${root} has layout ${String(recorded)}, not ${asked}`, {
+export function refuseOtherLayout(root: string, recorded: unknown, configured: LayoutKind): void {
+  if (recorded === configured) return;
+  throw new StowageError(`the store in ${root} has layout ${String(recorded)}, not ${configured}`, {
     code: 'conflict',
     reason: 'layout-differs',
-    action: `Configure it with layout=${String(recorded)}, or use another directory for layout=${asked}.`,
+    action: `Configure it with layout=${String(recorded)}, or use another directory for layout=${configured}.`,
   });
 }

@@ -18,7 +18,7 @@ beforeEach(async () => {
   onTestFinished(() => rm(root, { recursive: true }));
 });
 
-const data = (): string => join(root, 'a');
+const dataPath = (): string => join(root, 'a');
 
 function discardIfEmpty(files: Partial<Files> = {}): Promise<void> {
   const ownPath = (...parts: readonly string[]): string => join(root, ...parts);
@@ -26,53 +26,53 @@ function discardIfEmpty(files: Partial<Files> = {}): Promise<void> {
   const make = async (): Promise<void> => undefined;
   const source = (path: string): Source => ({ kind: 'directory', path }) as unknown as Source;
   const layout = createDirectoryLayout({ storeRoot, clock: systemClock(), make, source });
-  return layout.discardIfEmpty(data(), newMeta(volumeSpec('a'), undefined));
+  return layout.discardIfEmpty(dataPath(), newMeta(volumeSpec('a'), undefined));
 }
 
-const failing = (code: string): Partial<Files> => ({
+const filesWithFailingRmdir = (code: string): Partial<Files> => ({
   rmdir: () => Promise.reject(Object.assign(new Error(code), { code })),
 });
 
 describe('discarding a directory only if it is empty', () => {
   test('removes an empty directory', async () => {
-    await mkdir(data());
+    await mkdir(dataPath());
     await discardIfEmpty();
     expect(await readdir(root)).toEqual(['deleting']);
     await discardIfEmpty();
   });
 
   test.each(['ENOTEMPTY', 'EEXIST', 'EIO'])(
-    'refuses one that holds something, for a server that answers %s',
+    'refuses a directory that is not empty, also if the server returns %s',
     async (code) => {
-      await mkdir(join(data(), 'folder'), { recursive: true });
-      await expect(discardIfEmpty(failing(code))).rejects.toMatchObject({
+      await mkdir(join(dataPath(), 'folder'), { recursive: true });
+      await expect(discardIfEmpty(filesWithFailingRmdir(code))).rejects.toMatchObject({
         code: 'conflict',
         reason: 'volume-not-empty',
       });
-      expect(await readdir(data())).toEqual(['folder']);
+      expect(await readdir(dataPath())).toEqual(['folder']);
       expect(await readdir(join(root, 'deleting'))).toEqual([]);
     },
   );
 
   test('reports EIO for an empty directory as a failure, not as content', async () => {
-    await mkdir(data());
-    await expect(discardIfEmpty(failing('EIO'))).rejects.toMatchObject({ code: 'EIO' });
+    await mkdir(dataPath());
+    await expect(discardIfEmpty(filesWithFailingRmdir('EIO'))).rejects.toMatchObject({ code: 'EIO' });
   });
 
   test('never moves the directory away if something is written at the last moment', async () => {
-    await mkdir(data());
+    await mkdir(dataPath());
     const rmdir: Files['rmdir'] = async (path) => {
       await writeFile(join(path, 'file'), 'text');
       await localFiles.rmdir(path);
     };
     await expect(discardIfEmpty({ rmdir })).rejects.toMatchObject({ reason: 'volume-not-empty' });
-    expect(await readdir(data())).toEqual(['file']);
+    expect(await readdir(dataPath())).toEqual(['file']);
   });
 
   test.each([
-    ['a file', () => writeFile(data(), '')],
-    ['a symbolic link', () => symlink('/tmp', data())],
-  ])('leaves %s alone that replaced the directory, even if rmdir would remove it', async (_what, plant) => {
+    ['a file', () => writeFile(dataPath(), '')],
+    ['a symbolic link', () => symlink('/tmp', dataPath())],
+  ])('does not remove %s that replaced the directory, even if rmdir would remove it', async (_what, plant) => {
     await plant();
     const rmdir: Files['rmdir'] = (path) => rm(path);
     await expect(discardIfEmpty({ rmdir })).rejects.toMatchObject({ reason: 'volume-data-unusable' });

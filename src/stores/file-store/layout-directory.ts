@@ -79,7 +79,7 @@ function negative(bytes: bigint): StowageError {
   return new StowageError(`a volume cannot have ${bytes} bytes`, {
     code: 'out-of-range',
     reason: 'size-out-of-range',
-    action: 'Give a size of at least 0.',
+    action: 'Use a size of at least 0.',
   });
 }
 

@@ -24,20 +24,20 @@ export interface Layout {
   refuseUnsupported(bytes: bigint | undefined, access: Access): void;
   /** Paths of data below the root. Undefined: beside the record, under the volume's name. */
   readonly paths?: DataPaths;
-  /** Makes complete data appear at `path` in one step. Nothing may be there before. */
+  /** Creates complete data at `path` in one step. Nothing may exist there before. */
   make(want: Pick<VolumeSpec, 'id' | 'bytes' | 'access'>, path: string, scope: Scope): Promise<void>;
-  /** Moves the data away in one step, however large; `reclaim` frees the space. Absent is success. */
+  /** Moves the data away in one step, whatever their size; `reclaim` frees the space. Idempotent: succeeds if there are no data. */
   discard(path: string, id: VolumeId): Promise<void>;
   /**
    * Like `discard`, but throws 'volume-not-empty' and keeps the data if they hold anything, atomically. Call it with the volume locked
-   * and a record that was read under the lock. Absent is success.
+   * and a record that was read under the lock. Idempotent: succeeds if there are no data.
    */
   discardIfEmpty(path: string, meta: Meta): Promise<void>;
   /** Why this cannot be a volume's data, completing "it …". Undefined: it can. */
   unsuitableBecause(found: FileInfo): string | undefined;
   grow(path: string, meta: Meta, bytes: bigint, scope: Scope): Promise<void>;
   source(path: string, volume: Pick<Volume, 'id' | 'bytes' | 'enforce' | 'access'>): Promise<Source>;
-  /** Removes the volume's quota records, which can be made again. Call it before the data are removed. Absent is success. */
+  /** Removes the volume's quota records, which can be recreated. Call it before the data are removed. Idempotent. */
   removeQuota?(id: VolumeId): Promise<void>;
   usage(path: string, meta: Pick<Meta, 'unused'>, scope: Scope): Promise<Usage>;
   /** Whether the data are a store themselves. A store cannot become a volume of another store. */

@@ -8,7 +8,7 @@ import { type Expiry, parseExpiry } from './trash-expiry.ts';
 
 /** Version 0 had no `access`, `revision` and `instance`. */
 export const formatVersion = 1;
-const metaLimit = 64 * 1024;
+const maxMetaBytes = 64 * 1024;
 
 /** What `<name>.meta` records. */
 export interface Meta extends Omit<Volume, 'store'> {
@@ -40,8 +40,8 @@ export function encodeMeta(meta: Meta): string {
   const { bytes, enforce, ...rest } = meta;
   const size = { ...(bytes === undefined ? {} : { bytes: `${bytes}` }), ...(enforce ? { enforce } : {}) };
   const text = `${JSON.stringify({ version: formatVersion, ...rest, ...size })}\n`;
-  if (Buffer.byteLength(text) <= metaLimit) return text;
-  throw new StowageError(`the record of volume ${quoted(meta.name)} would be larger than ${metaLimit} bytes`, {
+  if (Buffer.byteLength(text) <= maxMetaBytes) return text;
+  throw new StowageError(`the record of volume ${quoted(meta.name)} would be larger than ${maxMetaBytes} bytes`, {
     code: 'invalid',
     reason: 'labels-too-large',
     action: 'Use fewer or shorter labels.',
@@ -52,7 +52,7 @@ export function encodeMeta(meta: Meta): string {
 export async function readMeta(files: Files, path: string, instance: string): Promise<MetaRead> {
   let text: string;
   try {
-    text = (await files.read(path, metaLimit)).toString('utf8');
+    text = (await files.read(path, maxMetaBytes)).toString('utf8');
   } catch (cause) {
     const code = errnoOf(cause);
     if (code === 'ENOENT') return { state: 'absent' };
@@ -67,7 +67,7 @@ export async function readMeta(files: Files, path: string, instance: string): Pr
     json = JSON.parse(text);
   } catch (cause) {
     if (text === '') return { state: 'torn', error: unreadable(path, 'it is empty', cause).error };
-    if (isCutOff(text)) return { state: 'torn', error: unreadable(path, 'it is cut off', cause).error };
+    if (isTruncated(text)) return { state: 'torn', error: unreadable(path, 'it is truncated', cause).error };
     return unreadable(path, 'it is not JSON', cause);
   }
   return parse(path, json, instance);
@@ -77,7 +77,7 @@ export async function readMeta(files: Files, path: string, instance: string): Pr
 const recordPrefixes = Array.from({ length: formatVersion + 1 }, (_, version) => `{"version":${version},"id":"sv1-`);
 
 /** Whether the text is a proper prefix of what `encodeMeta` writes: one line, with an object that is not closed. */
-function isCutOff(text: string): boolean {
+function isTruncated(text: string): boolean {
   if (!recordPrefixes.some((head) => head.startsWith(text) || text.startsWith(head)) || /[\0-\x1f]/.test(text))
     return false;
   const unquoted = text.replaceAll(/"(?:[^"\\]|\\.)*(?:"|\\?$)/gs, '');
@@ -124,7 +124,7 @@ const absentOr =
   (value) =>
     value === undefined || check(value);
 
-const fields: Readonly<Record<keyof Meta, Check>> = {
+const fieldChecks: Readonly<Record<keyof Meta, Check>> = {
   id: (value) => typeof value === 'string' && isVolumeId(value),
   name: isName,
   bytes: absentOr((value) => typeof value === 'string' && /^\d{1,19}$/.test(value)),
@@ -149,14 +149,26 @@ function parse(path: string, json: unknown, instance: string): MetaRead {
   if (version > formatVersion) return { state: 'unreadable', error: newerFormat(path, version) };
   const record: Readonly<Record<string, unknown>> =
     version === 0 ? { access: 'filesystem', revision: 1, instance, ...json } : json;
-  const wrong = Object.entries(fields).find(([field, check]) => !check(record[field]));
+  const wrong = Object.entries(fieldChecks).find(([field, check]) => !check(record[field]));
   if (wrong !== undefined) return unreadable(path, `its field ${wrong[0]} is missing or wrong`);
   // Checked field by field above.
   const checked = record as unknown as Omit<Meta, 'bytes' | 'enforce' | 'expiry'> & {
     readonly bytes?: string;
     readonly enforce?: boolean;
   };
-  const { id, name, access, labels, requestId, createdAt, revision, movingTo, deletedAt, path: at, unused } = checked;
+  const {
+    id,
+    name,
+    access,
+    labels,
+    requestId,
+    createdAt,
+    revision,
+    movingTo,
+    deletedAt,
+    path: dataPath,
+    unused,
+  } = checked;
   const expiry = record['expiry'];
   const meta: Meta = {
     id,
@@ -172,7 +184,7 @@ function parse(path: string, json: unknown, instance: string): MetaRead {
     ...(movingTo === undefined ? {} : { movingTo }),
     ...(deletedAt === undefined ? {} : { deletedAt }),
     ...(expiry === undefined ? {} : { expiry: parseExpiry(expiry) }),
-    ...(at === undefined ? {} : { path: at }),
+    ...(dataPath === undefined ? {} : { path: dataPath }),
     ...(unused === undefined ? {} : { unused }),
   };
   return { state: 'ok', meta };

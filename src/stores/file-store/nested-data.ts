@@ -21,22 +21,22 @@ export async function findNestedData(ctx: VerbContext, scope: Scope): Promise<re
   const taken = await recordedPaths(ctx, scope);
   const found: NestedData[] = [];
 
-  async function look(path: string, left: number): Promise<void> {
+  async function scanFolder(path: string, levels: number): Promise<void> {
     scope.signal.throwIfAborted();
     for (const { name, type } of await storeRoot.files.list(`${storeRoot.root}${path === '' ? '' : `/${path}`}`)) {
       if (type !== 'directory' || name.startsWith('.stowage')) continue;
-      const at = path === '' ? name : `${path}/${name}`;
+      const childPath = path === '' ? name : `${path}/${name}`;
       // The contents of a volume belong to its users.
-      if (taken.has(`${storeRoot.root}/${at}`)) continue;
-      if (left > 1) await look(at, left - 1);
+      if (taken.has(`${storeRoot.root}/${childPath}`)) continue;
+      if (levels > 1) await scanFolder(childPath, levels - 1);
       else {
-        const volume = paths?.volumeAt(at);
-        if (volume !== undefined) found.push({ ...volume, path: at });
+        const volume = paths?.volumeAt(childPath);
+        if (volume !== undefined) found.push({ ...volume, path: childPath });
       }
     }
   }
 
-  await look('', paths.depth);
+  await scanFolder('', paths.depth);
   return found;
 }
 

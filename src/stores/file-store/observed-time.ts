@@ -1,12 +1,12 @@
 import { createHash, randomBytes } from 'node:crypto';
 import type { Clock } from '#base/clock.ts';
-import { coalesced } from '#base/coalesced.ts';
+import { coalesce } from '#base/coalesce.ts';
 import { isErrno } from '#base/errno.ts';
 import { isFull, UnsuitableFile } from './files.ts';
 import type { StoreRoot } from './store-root.ts';
 
 /**
- * How long this instance has observed the store, over all its processes. Each process measures the time between two of its observations with
+ * The time for which this instance, with all its processes, has observed the store. Each process measures the time between two observations with
  * its monotonic clock and saves the sum on the store, so the count never runs faster than real time, whatever any clock is set to. Time does
  * not count if no process ran, if a process did not observe the store for long, or if a crash came before it was saved.
  *
@@ -21,17 +21,17 @@ export interface ObservedTime {
 }
 
 interface LastCount {
-  /** Identifies the last write of the file that we read or made. Undefined: there is no file. */
+  /** Identifies the last write of the file, by us or by another process. Undefined: there is no file. */
   readonly mark: string | undefined;
   readonly value: number;
   readonly savedValue: number;
   /** When it was counted, by the monotonic clock. */
-  readonly at: number;
+  readonly countedAt: number;
 }
 
-const version = 1;
-const limit = 4096;
-const saveEveryMs = 60_000;
+const formatVersion = 1;
+const maxFileBytes = 4096;
+const saveIntervalMs = 60_000;
 /**
  * The most that counts between two observations. Maintenance observes every 30 s. A longer gap means that the process or its machine was
  * suspended, the store was unreachable, or the trash was empty: this instance did not observe that time. The server may have been rolled back
@@ -44,14 +44,14 @@ export function createObservedTime(storeRoot: StoreRoot, clock: Clock): Observed
   const name = createHash('sha256').update(context.instance).digest('hex').slice(0, 24);
   const path = storeRoot.ownPath('observed', name);
   let known: LastCount | undefined;
-  let isSaving = false;
-  let unsaved: unknown;
+  let isSaveRequested = false;
+  let saveError: unknown;
 
-  async function stored(): Promise<Pick<LastCount, 'mark' | 'value'>> {
+  async function readStored(): Promise<Pick<LastCount, 'mark' | 'value'>> {
     try {
-      return parse((await files.read(path, limit)).toString('utf8')) ?? nothing;
+      return parse((await files.read(path, maxFileBytes)).toString('utf8')) ?? noCount;
     } catch (cause) {
-      if (isErrno(cause, 'ENOENT', 'ENOTDIR', 'ELOOP', 'ENXIO') || cause instanceof UnsuitableFile) return nothing;
+      if (isErrno(cause, 'ENOENT', 'ENOTDIR', 'ELOOP', 'ENXIO') || cause instanceof UnsuitableFile) return noCount;
       throw cause;
     }
   }
@@ -62,7 +62,7 @@ export function createObservedTime(storeRoot: StoreRoot, clock: Clock): Observed
     await files.makeFolder(storeRoot.ownPath('observed'));
     await files.writeNew(
       fresh,
-      `${JSON.stringify({ version, instance: context.instance, elapsed: Math.floor(value), mark })}\n`,
+      `${JSON.stringify({ version: formatVersion, instance: context.instance, elapsed: Math.floor(value), mark })}\n`,
     );
     await files.rename(fresh, path);
     return mark;
@@ -70,49 +70,50 @@ export function createObservedTime(storeRoot: StoreRoot, clock: Clock): Observed
 
   /** Time counts only if the file is unchanged since our last observation. Otherwise another process has already counted it. */
   async function count(): Promise<LastCount> {
-    const found = await stored();
-    const at = clock.elapsed();
-    if (known === undefined || known.mark !== found.mark) return { ...found, savedValue: found.value, at };
-    return { ...known, value: known.value + Math.min(Math.max(0, at - known.at), maxStepMs), at };
+    const found = await readStored();
+    const countedAt = clock.elapsed();
+    if (known === undefined || known.mark !== found.mark) return { ...found, savedValue: found.value, countedAt };
+    return { ...known, value: known.value + Math.min(Math.max(0, countedAt - known.countedAt), maxStepMs), countedAt };
   }
 
   // One at a time: an observation must not fall between the write of the file and the update of `known`.
-  const look = coalesced(async () => {
+  const observe = coalesce(async () => {
     known = await count();
-    const isDue = known.mark === undefined || known.value - known.savedValue >= saveEveryMs;
-    const isWanted = isSaving;
-    isSaving = false;
-    if (!isWanted || !isDue) return;
+    const isDue = known.mark === undefined || known.value - known.savedValue >= saveIntervalMs;
+    const shouldSave = isSaveRequested;
+    isSaveRequested = false;
+    if (!shouldSave || !isDue) return;
     try {
       known = { ...known, mark: await write(known), savedValue: known.value };
-      unsaved = undefined;
+      saveError = undefined;
     } catch (cause) {
-      unsaved = cause;
+      saveError = cause;
     }
   });
 
   const now = async (): Promise<number> => {
-    await look();
+    await observe();
     return Math.floor(known?.value ?? 0);
   };
   return {
     now,
     save: async () => {
-      isSaving = true;
+      isSaveRequested = true;
       const value = await now();
-      if (unsaved !== undefined && !isFull(unsaved)) throw unsaved;
+      if (saveError !== undefined && !isFull(saveError)) throw saveError;
       return value;
     },
   };
 }
 
-const nothing = { mark: undefined, value: 0 };
+const noCount = { mark: undefined, value: 0 };
 
 function parse(text: string): Pick<LastCount, 'mark' | 'value'> | undefined {
   try {
     const json = JSON.parse(text) as Readonly<Record<string, unknown>> | null;
     const { elapsed, mark } = json ?? {};
-    if (json?.['version'] !== version || !Number.isSafeInteger(elapsed) || typeof mark !== 'string') return undefined;
+    if (json?.['version'] !== formatVersion || !Number.isSafeInteger(elapsed) || typeof mark !== 'string')
+      return undefined;
     return { mark, value: Math.max(0, Number(elapsed)) };
   } catch {
     return undefined;

@@ -9,7 +9,7 @@ import type { VerbContext } from './verb-context.ts';
 
 const maxConcurrentReads = 16;
 /** Each removal reads all records once more. */
-const maxRemoved = 16;
+const maxRemovedPerSweep = 16;
 
 /**
  * Removes lock files of volumes that no longer exist. A late host re-created them, or a host died before it removed them. Only the
@@ -34,7 +34,7 @@ export async function removeOrphanedLocks(ctx: VerbContext, scope: Scope): Promi
     if (read.state === 'unreadable') unreadable++;
   });
   if (unreadable > 0) return;
-  for (const id of candidates.filter((each) => !known.has(each)).slice(0, maxRemoved))
+  for (const id of candidates.filter((each) => !known.has(each)).slice(0, maxRemovedPerSweep))
     await ignoreBusy(removeLock(ctx, id, scope));
 }
 

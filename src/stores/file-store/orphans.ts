@@ -4,7 +4,7 @@ import type { Orphan, VolumeName } from '#core/model.ts';
 import { isVolumeName } from '#core/names.ts';
 import type { Housekeeping } from '#core/ports.ts';
 import { findAdoptable, holdsVolumes } from './adopt.ts';
-import { leftovers } from './leftovers.ts';
+import { listLeftovers } from './leftovers.ts';
 import { inspect } from './read-verbs.ts';
 import type { VerbContext } from './verb-context.ts';
 
@@ -14,7 +14,7 @@ export function createOrphans(ctx: VerbContext): Housekeeping['orphans'] {
   const { storeRoot, runVerb } = ctx;
   const store = storeRoot.store;
 
-  async function aboutRecord(name: VolumeName): Promise<Orphan | undefined> {
+  async function orphanOfRecord(name: VolumeName): Promise<Orphan | undefined> {
     const read = await ctx.read(name);
     // It was removed after the listing.
     if (read.state === 'absent') return undefined;
@@ -49,19 +49,19 @@ export function createOrphans(ctx: VerbContext): Housekeeping['orphans'] {
       scope.signal.throwIfAborted();
       // Under the lock, so that a volume that is being created does not look like one without data.
       const orphan = isVolumeName(name)
-        ? await runVerb(`inspecting volume '${name}'`, [name], scope, () => aboutRecord(name))
-        : badlyNamed(store, name);
+        ? await runVerb(`inspecting volume '${name}'`, [name], scope, () => orphanOfRecord(name))
+        : badlyNamedRecord(store, name);
       if (orphan !== undefined) found.push(orphan);
     });
     for (const { name, reason } of await findAdoptable(ctx, scope)) {
       // Every ext4 file system has lost+found. Stowage itself makes the folders that hold volumes.
       if (name === 'lost+found' || reason === holdsVolumes) continue;
-      found.push(reason === undefined ? unrecorded(store, name) : stranger(store, name, reason));
+      found.push(reason === undefined ? unrecordedData(store, name) : stranger(store, name, reason));
     }
-    for (const name of await leftovers(storeRoot)) found.push(leftover(store, storeRoot.ownPath('tmp', name)));
-    for (const left of ctx.undeletable) {
-      const path = storeRoot.ownPath('deleting', left.name);
-      if ((await storeRoot.files.lstat(path)) !== undefined) found.push(undeletable(store, path, left.why));
+    for (const name of await listLeftovers(storeRoot)) found.push(leftover(store, storeRoot.ownPath('tmp', name)));
+    for (const unremovable of ctx.undeletable) {
+      const path = storeRoot.ownPath('deleting', unremovable.name);
+      if ((await storeRoot.files.lstat(path)) !== undefined) found.push(undeletable(store, path, unremovable.why));
     }
     return found.sort((a, b) => (a.name < b.name ? -1 : a.name > b.name ? 1 : 0));
   }
@@ -69,7 +69,7 @@ export function createOrphans(ctx: VerbContext): Housekeeping['orphans'] {
   return (scope) => runVerb('looking for orphans', [], scope, () => find(scope), 'long');
 }
 
-function badlyNamed(store: Orphan['store'], name: string): Orphan {
+function badlyNamedRecord(store: Orphan['store'], name: string): Orphan {
   return {
     store,
     kind: 'unreadable-record',
@@ -79,7 +79,7 @@ function badlyNamed(store: Orphan['store'], name: string): Orphan {
   };
 }
 
-function unrecorded(store: Orphan['store'], name: string): Orphan {
+function unrecordedData(store: Orphan['store'], name: string): Orphan {
   return {
     store,
     kind: 'unrecorded-directory',

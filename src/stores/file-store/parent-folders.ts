@@ -20,8 +20,9 @@ function parentsOf({ storeRoot }: VerbContext, { path }: Pick<Meta, 'path'>): st
 export async function makeParents(ctx: VerbContext, meta: Meta, scope: Scope): Promise<void> {
   for (const folder of parentsOf(ctx, meta)) {
     if (await isParentFolder(ctx, folder)) continue;
-    if (!(await tryCreateFolder(ctx, folder)) && !(await isLeftUnmarked(ctx, folder, scope))) throw occupied(folder);
-    await mark(ctx, folder);
+    if (!(await tryCreateFolder(ctx, folder)) && !(await isLeftUnmarked(ctx, folder, scope)))
+      throw folderOccupied(folder);
+    await markFolder(ctx, folder);
   }
 }
 
@@ -44,10 +45,10 @@ async function isLeftUnmarked(ctx: VerbContext, folder: string, scope: Scope): P
 
 /** For data that are adopted in place: marks the folders above them. */
 export async function markParents(ctx: VerbContext, meta: Meta): Promise<void> {
-  for (const folder of parentsOf(ctx, meta)) if (!(await isParentFolder(ctx, folder))) await mark(ctx, folder);
+  for (const folder of parentsOf(ctx, meta)) if (!(await isParentFolder(ctx, folder))) await markFolder(ctx, folder);
 }
 
-async function mark({ storeRoot }: VerbContext, folder: string): Promise<void> {
+async function markFolder({ storeRoot }: VerbContext, folder: string): Promise<void> {
   await storeRoot.files.writeNew(`${folder}/${marker}`, markerText).catch((cause: unknown) => {
     if (!isErrno(cause, 'EEXIST')) throw cause;
   });
@@ -80,10 +81,10 @@ export async function pruneParents(ctx: VerbContext, meta: Meta): Promise<void> 
   }
 }
 
-function occupied(folder: string): StowageError {
+function folderOccupied(folder: string): StowageError {
   return new StowageError(`${folder} is already in use, so volumes cannot be created inside it`, {
     code: 'exists',
     reason: 'folder-occupied',
-    action: 'Choose other labels or another name; or move away what is there; or change the path of the store.',
+    action: 'Choose other labels or another name; or move the folder away; or change the path of the store.',
   });
 }

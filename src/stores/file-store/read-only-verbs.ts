@@ -14,7 +14,7 @@ import type { FileStore } from './verbs.ts';
 const maxConcurrentReads = 16;
 const listing = 'listing volumes';
 
-type Verbs = Exclude<
+type ReadOnlyVerb = Exclude<
   keyof FileStore,
   'identity' | 'name' | 'changedByOthers' | 'access' | 'sources' | 'check' | 'room'
 >;
@@ -25,22 +25,22 @@ interface FoundVolume {
 }
 
 /** All data in the directory are volumes, with or without a record. Never writes: the store may be on a read-only disk. */
-export function createReadOnlyVerbs(ctx: VerbContext): Pick<FileStore, Verbs> {
+export function createReadOnlyVerbs(ctx: VerbContext): Pick<FileStore, ReadOnlyVerb> {
   const { storeRoot, layout, runVerb, dataPath, volume } = ctx;
   const { files } = storeRoot;
 
-  async function look(name: VolumeName): Promise<FoundVolume | undefined> {
+  async function findVolume(name: VolumeName): Promise<FoundVolume | undefined> {
     const read = await ctx.read(name).catch(() => undefined);
     const recorded = read?.state === 'ok' ? read.meta : undefined;
     const path = dataPath(recorded ?? { name });
-    const there = await files.lstat(path);
-    if (there === undefined || layout.unsuitableBecause(there) !== undefined || (await holdsOthers(path)))
+    const fileInfo = await files.lstat(path);
+    if (fileInfo === undefined || layout.unsuitableBecause(fileInfo) !== undefined || (await holdsOtherVolumes(path)))
       return undefined;
     if (recorded !== undefined) return { path, volume: volume(recorded) };
     const { bytes, access } = await layout.inspectData(path);
     const id = derivedId(storeRoot.baseUri, name);
     const requestId = `existing:${id}`;
-    const createdAt = Math.floor(there.createdAt);
+    const createdAt = Math.floor(fileInfo.createdAt);
     const instance = storeRoot.context.instance;
     const fields = {
       id,
@@ -57,10 +57,10 @@ export function createReadOnlyVerbs(ctx: VerbContext): Pick<FileStore, Verbs> {
     return { path, volume: { ...fields, revision: 1 } };
   }
 
-  const holdsOthers = async (path: string): Promise<boolean> =>
+  const holdsOtherVolumes = async (path: string): Promise<boolean> =>
     (await layout.isStore(path)) || (await isParentFolder(ctx, path));
 
-  const candidates = (scope: Scope): Promise<{ readonly data: VolumeName[]; readonly elsewhere: VolumeName[] }> =>
+  const candidates = (scope: Scope): Promise<{ readonly data: VolumeName[]; readonly withoutData: VolumeName[] }> =>
     runVerb(listing, [], scope, async () => {
       const entries = await files.list(storeRoot.root);
       const data = entries.flatMap(({ name: file, type }) => {
@@ -69,25 +69,25 @@ export function createReadOnlyVerbs(ctx: VerbContext): Pick<FileStore, Verbs> {
         return isVolumeName(name) ? [name] : [];
       });
       // A record without data beside it may point to data in a folder.
-      const beside = new Set(data);
-      const elsewhere = recordedNames(entries.map(({ name }) => name)).filter((name) => !beside.has(name));
-      return { data, elsewhere };
+      const namesWithData = new Set(data);
+      const withoutData = recordedNames(entries.map(({ name }) => name)).filter((name) => !namesWithData.has(name));
+      return { data, withoutData };
     });
 
   const names: FileStore['names'] = async (scope) => {
-    const { data, elsewhere } = await candidates(scope);
+    const { data, withoutData } = await candidates(scope);
     const visible: VolumeName[] = [];
     await eachBounded(data, maxConcurrentReads, async (name) => {
-      if (!(await runVerb(listing, [], scope, () => holdsOthers(dataPath({ name }))))) visible.push(name);
+      if (!(await runVerb(listing, [], scope, () => holdsOtherVolumes(dataPath({ name }))))) visible.push(name);
     });
-    await eachBounded(elsewhere, maxConcurrentReads, async (name) => {
-      if ((await runVerb(listing, [], scope, () => look(name))) !== undefined) visible.push(name);
+    await eachBounded(withoutData, maxConcurrentReads, async (name) => {
+      if ((await runVerb(listing, [], scope, () => findVolume(name))) !== undefined) visible.push(name);
     });
     return visible;
   };
 
-  async function held(ref: VolumeRef): Promise<FoundVolume> {
-    const found = await look(ref.name);
+  async function findOrThrow(ref: VolumeRef): Promise<FoundVolume> {
+    const found = await findVolume(ref.name);
     if (found?.volume.id !== ref.id) throw notFound(ref.name, storeRoot.store);
     return found;
   }
@@ -96,19 +96,19 @@ export function createReadOnlyVerbs(ctx: VerbContext): Pick<FileStore, Verbs> {
     names,
     get: (name, scope) =>
       runVerb(`reading volume ${quoted(name)}`, [], scope, async () => {
-        const found = await look(name);
+        const found = await findVolume(name);
         if (found === undefined) return undefined;
         return { volume: found.volume, condition: 'ok' as const, ...pathIfUnusual(ctx, found.path, name) };
       }),
     list: async function* (scope) {
       for (const name of await names(scope)) {
-        const found = await runVerb(`reading volume ${quoted(name)}`, [], scope, () => look(name));
+        const found = await runVerb(`reading volume ${quoted(name)}`, [], scope, () => findVolume(name));
         if (found !== undefined) yield found.volume;
       }
     },
     source: (ref, scope) =>
       runVerb(`locating volume ${quoted(ref.name)}`, [], scope, async () => {
-        const { path, volume: found } = await held(ref);
+        const { path, volume: found } = await findOrThrow(ref);
         return layout.source(path, found);
       }),
     usage: (ref, scope) =>
@@ -117,7 +117,7 @@ export function createReadOnlyVerbs(ctx: VerbContext): Pick<FileStore, Verbs> {
         [],
         scope,
         async () => {
-          const { path } = await held(ref);
+          const { path } = await findOrThrow(ref);
           return layout.usage(path, {}, scope);
         },
         'long',
@@ -142,28 +142,28 @@ function createRefusals(storeRoot: StoreRoot): Pick<FileStore, ChangeVerb> {
       action: 'Use another store, or have an administrator remove readOnly from this one.',
     });
   };
-  const refusing = (verb: string) => (volume: VolumeRef | VolumeName) =>
+  const refuseVolume = (verb: string) => (volume: VolumeRef | VolumeName) =>
     refuse(`volume ${quoted(typeof volume === 'string' ? volume : volume.name)}`, verb)();
 
   return {
-    create: refusing('created'),
-    delete: refusing('deleted'),
-    rename: refusing('renamed'),
-    label: refusing('labelled'),
-    expand: refusing('expanded'),
+    create: refuseVolume('created'),
+    delete: refuseVolume('deleted'),
+    rename: refuseVolume('renamed'),
+    label: refuseVolume('labelled'),
+    expand: refuseVolume('expanded'),
     trash: {
-      put: refusing('deleted'),
+      put: refuseVolume('deleted'),
       list: async () => [],
-      restore: (_id, name) => refusing('restored')(name),
+      restore: (_id, name) => refuseVolume('restored')(name),
       purge: (id) => refuse(id, 'purged')(),
       listExpired: async () => [],
       purgeExpired: async () => false,
     },
     adoption: {
       adoptable: async () => [],
-      adopt: refusing('adopted'),
-      claim: refusing('claimed'),
-      release: refusing('released'),
+      adopt: refuseVolume('adopted'),
+      claim: refuseVolume('claimed'),
+      release: refuseVolume('released'),
     },
   };
 }

@@ -9,12 +9,12 @@ import type { VerbContext } from './verb-context.ts';
 import type { FileStore } from './verbs.ts';
 
 const maxConcurrentReads = 16;
-const recordOf = /^(.*)\.meta$/;
+const recordPattern = /^(.*)\.meta$/;
 
 /** Names of the records in a listing of the root, readable or not. */
 export function recordedNames(entries: readonly string[]): VolumeName[] {
   return entries.flatMap((entry) => {
-    const name = recordOf.exec(entry)?.[1];
+    const name = recordPattern.exec(entry)?.[1];
     return name !== undefined && isVolumeName(name) ? [name] : [];
   });
 }
@@ -44,31 +44,31 @@ export function createReadVerbs(ctx: VerbContext): Pick<FileStore, 'get' | 'list
         if (read.state === 'absent') return undefined;
         if (read.state === 'ok') return inspect(ctx, read.meta);
         // Truncated: a host is creating it or taking the name right now, or never finished. No call has reported that it exists.
-        const isNobodys = storeRoot.hostLocks !== undefined || (await files.lstat(dataPath({ name }))) === undefined;
-        if (read.state === 'torn' && isNobodys) return undefined;
+        const isNoVolume = storeRoot.hostLocks !== undefined || (await files.lstat(dataPath({ name }))) === undefined;
+        if (read.state === 'torn' && isNoVolume) return undefined;
         throw read.error;
       }),
     list: async function* (scope) {
       const all = await names(scope);
       for (let i = 0; i < all.length; i += maxConcurrentReads) {
         scope.signal.throwIfAborted();
-        const some = all.slice(i, i + maxConcurrentReads);
+        const batch = all.slice(i, i + maxConcurrentReads);
         const reads = await Promise.all(
-          some.map((name) => runVerb('listing volumes', [], scope, () => ctx.read(name))),
+          batch.map((name) => runVerb('listing volumes', [], scope, () => ctx.read(name))),
         );
         for (const read of reads) if (read.state === 'ok') yield volume(read.meta);
       }
     },
     source: (ref, scope) =>
       // Under the locks, because finding the volume may have to finish an interrupted operation.
-      runVerb(`locating volume ${quoted(ref.name)}`, [ref.name, ref.id], scope, async (at) => {
-        const meta = await findOrThrow(ref, at);
+      runVerb(`locating volume ${quoted(ref.name)}`, [ref.name, ref.id], scope, async (held) => {
+        const meta = await findOrThrow(ref, held);
         return layout.source(await usableDataPath(ctx, meta), meta);
       }),
     usage: async (ref, scope) => {
       const doing = `measuring volume ${quoted(ref.name)}`;
-      const [path, meta] = await runVerb(doing, [ref.name, ref.id], scope, async (at) => {
-        const found = await findOrThrow(ref, at);
+      const [path, meta] = await runVerb(doing, [ref.name, ref.id], scope, async (held) => {
+        const found = await findOrThrow(ref, held);
         return [await usableDataPath(ctx, found), found] as const;
       });
       // Without locks: measuring a large volume takes long.

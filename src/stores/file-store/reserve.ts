@@ -1,4 +1,4 @@
-import { coalesced } from '#base/coalesced.ts';
+import { coalesce } from '#base/coalesce.ts';
 import { isFull } from './files.ts';
 import type { Reserve } from './store-root.ts';
 
@@ -9,21 +9,21 @@ export const minFreeFactor = 4;
 
 /** `removePiece` removes one piece of the reserve. It returns false if there is none. */
 export function createRetryWithReserve(removePiece: () => Promise<boolean>): Reserve['retryWithReserve'] {
-  let removed = 0;
+  let removedCount = 0;
   // Operations that find the store full at the same time share one piece.
-  const giveUp = coalesced(async () => {
-    if (await removePiece()) removed++;
+  const releasePiece = coalesce(async () => {
+    if (await removePiece()) removedCount++;
   });
   return async (work) => {
     for (;;) {
-      const before = removed;
+      const before = removedCount;
       try {
         return await work();
       } catch (cause) {
         if (!isFull(cause)) throw cause;
-        await giveUp();
+        await releasePiece();
         // Another operation may have removed a piece in the meantime; that is enough for a retry.
-        if (removed === before) throw cause;
+        if (removedCount === before) throw cause;
       }
     }
   };

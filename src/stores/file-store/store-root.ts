@@ -10,7 +10,7 @@ export interface StoreRoot {
   readonly store: StoreName;
   readonly context: StoreContext;
   readonly files: Files;
-  /** The path that people know. Every path in this interface begins with it. */
+  /** The path as users write it. Every path in this interface begins with it. */
   readonly root: string;
   /** The same for every Stowage that reads the store. Ids of volumes without a record are derived from it. */
   readonly baseUri: string;
@@ -31,7 +31,7 @@ export interface StoreRoot {
   /** Replaces a record atomically and durably. Calls `check` right before the rename; it may throw. */
   replaceRecord(path: string, meta: Meta, check?: () => void): Promise<void>;
   readonly reserve: Reserve;
-  /** Size and free space of the file system, for the user that this process is to it. */
+  /** Size and free space of the file system, for the user as which this process accesses it. */
   room(signal?: AbortSignal): Promise<Room>;
   /**
    * The time in ms by the clock of the server that has the files. Returns undefined if the server does not tell.
@@ -85,7 +85,7 @@ export interface HostLocks {
   /** Creates an empty record exclusively (`EEXIST`). Only the host that created it replaces it. */
   takeName(path: string): Promise<void>;
   /**
-   * Takes over an empty or cut-off record that no host works on: an earlier one of ours, or one that has not changed for long
+   * Takes over an empty or truncated record that no host works on: an earlier one of ours, or one that has not changed for long
    * while we polled it. After that it is empty and ours, as after `takeName`. Calls `isTorn` last.
    */
   takeOverName(path: string, isTorn: () => Promise<boolean>): Promise<boolean>;

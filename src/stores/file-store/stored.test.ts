@@ -27,7 +27,7 @@ const plain = {
 };
 const deleted = { ...plain, revision: 4, deletedAt: 1_700_000_001_000 };
 const expiry = { retention: 604_800_000, owner: 'instance-1' };
-const sighting = { by: 'instance-2', at: 60_000 };
+const observation = { by: 'instance-2', at: 60_000 };
 const records = [
   plain,
   {
@@ -43,14 +43,14 @@ const records = [
   { ...plain, name: 'nested', path: 'team-a/nested' },
   deleted,
   { ...deleted, expiry },
-  { ...deleted, expiry: { ...expiry, expiresAt: 1_700_604_801_000, seen: { ...sighting, by: 'instance-1' } } },
+  { ...deleted, expiry: { ...expiry, expiresAt: 1_700_604_801_000, seen: { ...observation, by: 'instance-1' } } },
   {
     ...deleted,
-    expiry: { ...expiry, expiresAt: 1_700_604_801_000, successor: { ...sighting, since: 1_701_000_000_000 } },
+    expiry: { ...expiry, expiresAt: 1_700_604_801_000, successor: { ...observation, since: 1_701_000_000_000 } },
   },
 ] as unknown as readonly Meta[];
 
-function inFile(text: string): string {
+function writeTemporaryFile(text: string): string {
   const folder = mkdtempSync(join(tmpdir(), 'stowage-record-'));
   onTestFinished(() => rmSync(folder, { recursive: true }));
   writeFileSync(join(folder, 'file'), text);
@@ -62,10 +62,10 @@ describe('the record of a volume', () => {
     expect(records.map((meta) => encodeMeta(meta))).toEqual(lines.map((line) => `${line}\n`));
   });
 
-  test.each(lines.map((line, at) => [line, records[at]] as const))(
+  test.each(lines.map((line, index) => [line, records[index]] as const))(
     'is read with the same meaning: %s',
     async (line, meta) => {
-      expect(await readMeta(localFiles, inFile(`${line}\n`), 'someone')).toEqual({ state: 'ok', meta });
+      expect(await readMeta(localFiles, writeTemporaryFile(`${line}\n`), 'someone')).toEqual({ state: 'ok', meta });
     },
   );
 });
@@ -74,6 +74,6 @@ test('store.json keeps the identity and the layout', async () => {
   const uuid = '7c1f0f52-5d0e-4a53-9f4e-0d9f3c5b8a11';
   const text = `{"version":1,"store":"${uuid}","layout":"directory"}\n`;
   expect(identityText(uuid, 'directory')).toBe(text);
-  expect(await readIdentity(localFiles, inFile(text))).toEqual({ uuid, layout: 'directory' });
+  expect(await readIdentity(localFiles, writeTemporaryFile(text))).toEqual({ uuid, layout: 'directory' });
   expect(identityText(uuid, 'image')).toBe(text.replace('directory', 'image'));
 });

@@ -19,10 +19,10 @@ import type { FileStore } from './verbs.ts';
 // On a shared store an empty record reserves a name for a volume that is being created, adopted or moved there.
 // A host that dies leaves it behind, beside existing data.
 
-const name = volumeName;
-const spec = (called: string, instance: string): VolumeSpec =>
-  volumeSpec(called, { requestId: `${instance} ${called}`, instance });
-const never: CallInterceptor = ({ make }) => make();
+const volumeNameOf = volumeName;
+const spec = (name: string, instance: string): VolumeSpec =>
+  volumeSpec(name, { requestId: `${instance} ${name}`, instance });
+const passThrough: CallInterceptor = ({ make }) => make();
 
 let folder: string;
 beforeEach(() => {
@@ -31,28 +31,28 @@ beforeEach(() => {
 });
 
 const read = (...path: readonly string[]): string => readFileSync(join(folder, ...path), 'utf8');
-const lying = (): string[] => readdirSync(folder).filter((entry) => entry !== '.stowage');
+const rootEntries = (): string[] => readdirSync(folder).filter((entry) => entry !== '.stowage');
 
-function plant(called: string): void {
-  mkdirSync(join(folder, called));
-  writeFileSync(join(folder, called, 'file'), 'planted');
+function plant(name: string): void {
+  mkdirSync(join(folder, name));
+  writeFileSync(join(folder, name, 'file'), 'planted');
 }
 
 interface Host {
   readonly store: FileStore;
   /** Polls like a host that stays up for a while. */
-  sweepForLong(): Promise<void>;
+  sweepForAMinute(): Promise<void>;
 }
 
-const lives = createProcesses();
+const processes = createProcesses();
 
-async function host(instance: string, hook: CallInterceptor = never): Promise<Host> {
+async function startHost(instance: string, hook: CallInterceptor = passThrough): Promise<Host> {
   const clock = shortWaitClock(systemClock());
   const kind = createNfsStoreKind(clock, interceptCalls(connectToDisk(folder), hook));
-  const store = await openNfs({ uri: 'nfs://nowhere/export', instance, kind, marks: lives(instance) });
+  const store = await openNfs({ uri: 'nfs://nowhere/export', instance, kind, marks: processes(instance) });
   return {
     store,
-    sweepForLong: async () => {
+    sweepForAMinute: async () => {
       for (const ms of [61_000, 1_500, 1_500, 1_500]) {
         await store.housekeeping.sweep(scope);
         clock.pass(ms);
@@ -63,17 +63,17 @@ async function host(instance: string, hook: CallInterceptor = never): Promise<Ho
 }
 
 /** Runs the work, and kills the host after the server has done that call. */
-async function killedAfter(
+async function killAfter(
   isLast: (procedure: string, text: string) => boolean,
   work: (store: FileStore) => Promise<unknown>,
 ): Promise<void> {
   let isDead = false;
-  const { store } = await host('one', async ({ procedure, args, make }) => {
-    const gone = (): RpcError => new RpcError('the process was killed', { failure: 'closed', maybeDone: true });
-    if (isDead) throw gone();
+  const { store } = await startHost('one', async ({ procedure, args, make }) => {
+    const killedError = (): RpcError => new RpcError('the process was killed', { failure: 'closed', maybeDone: true });
+    if (isDead) throw killedError();
     const answer = await make();
     isDead = isLast(procedure, inspect(args));
-    if (isDead) throw gone();
+    if (isDead) throw killedError();
     return answer;
   });
   await expect(work(store)).rejects.toThrow();
@@ -81,47 +81,47 @@ async function killedAfter(
 }
 
 describe('a name reserved for data that are being adopted', () => {
-  const die = async (): Promise<void> => {
+  const dieWhileAdopting = async (): Promise<void> => {
     plant('d');
-    await killedAfter(
+    await killAfter(
       (procedure, text) => procedure === 'create' && text.includes("'d.meta'"),
-      (store) => store.adoption.adopt(name('d'), spec('d', 'one'), scope),
+      (store) => store.adoption.adopt(volumeNameOf('d'), spec('d', 'one'), scope),
     );
-    expect([lying(), read('d.meta')]).toEqual([['d', 'd.meta'], '']);
+    expect([rootEntries(), read('d.meta')]).toEqual([['d', 'd.meta'], '']);
   };
 
   test('is released by its host when that host comes back', async () => {
-    await die();
-    const back = await host('one');
-    await back.store.housekeeping.sweep(scope);
-    expect([lying(), read('d', 'file')]).toEqual([['d'], 'planted']);
+    await dieWhileAdopting();
+    const restartedHost = await startHost('one');
+    await restartedHost.store.housekeeping.sweep(scope);
+    expect([rootEntries(), read('d', 'file')]).toEqual([['d'], 'planted']);
   });
 
   test('is released by another host only after its host has been silent for long', async () => {
-    await die();
-    const other = await host('two');
+    await dieWhileAdopting();
+    const other = await startHost('two');
     for (let i = 0; i < 3; i++) await other.store.housekeeping.sweep(scope);
-    expect(lying()).toEqual(['d', 'd.meta']);
-    await other.sweepForLong();
-    expect([lying(), read('d', 'file')]).toEqual([['d'], 'planted']);
+    expect(rootEntries()).toEqual(['d', 'd.meta']);
+    await other.sweepForAMinute();
+    expect([rootEntries(), read('d', 'file')]).toEqual([['d'], 'planted']);
   });
 });
 
 describe.each<[string, (store: FileStore, volume: Volume) => Promise<unknown>]>([
-  ['renamed', (store, volume) => store.rename(volume, name('n'), scope)],
+  ['renamed', (store, volume) => store.rename(volume, volumeNameOf('n'), scope)],
   [
     'restored',
     async (store, volume) => {
       await store.trash.put(volume, keptForAWeek(1), scope);
-      await store.trash.restore(volume.id, name('n'), scope);
+      await store.trash.restore(volume.id, volumeNameOf('n'), scope);
     },
   ],
-])('a name to which a volume was being %s, with its data there already', (_what, move) => {
+])('a name to which a volume was being %s when its host was killed after moving the data', (_what, move) => {
   let volume: Volume;
   beforeEach(async () => {
-    volume = await (await host('one')).store.create(spec('a', 'one'), scope);
+    volume = await (await startHost('one')).store.create(spec('a', 'one'), scope);
     writeFileSync(join(folder, 'a', 'file'), volume.id);
-    await killedAfter(
+    await killAfter(
       (procedure, text) => procedure === 'rename' && text.includes("name: 'n'"),
       (store) => move(store, volume),
     );
@@ -129,19 +129,19 @@ describe.each<[string, (store: FileStore, volume: Volume) => Promise<unknown>]>(
   });
 
   test('is not released by other hosts, however long its host is silent, and that host finishes when it comes back', async () => {
-    const other = await host('two');
-    await other.sweepForLong();
+    const other = await startHost('two');
+    await other.sweepForAMinute();
     expect(read('n.meta')).toBe('');
-    const back = await host('one');
-    await back.store.housekeeping.sweep(scope);
-    expect((await back.store.get(name('n'), scope))?.volume.id).toBe(volume.id);
-    expect([lying(), read('n', 'file')]).toEqual([['n', 'n.meta'], volume.id]);
+    const restartedHost = await startHost('one');
+    await restartedHost.store.housekeeping.sweep(scope);
+    expect((await restartedHost.store.get(volumeNameOf('n'), scope))?.volume.id).toBe(volume.id);
+    expect([rootEntries(), read('n', 'file')]).toEqual([['n', 'n.meta'], volume.id]);
   });
 
   test('keeps the data from being adopted as another volume', async () => {
-    const other = await host('two');
-    await other.sweepForLong();
-    const adopted = other.store.adoption.adopt(name('n'), spec('n', 'two'), scope);
+    const other = await startHost('two');
+    await other.sweepForAMinute();
+    const adopted = other.store.adoption.adopt(volumeNameOf('n'), spec('n', 'two'), scope);
     await expect(adopted).rejects.toMatchObject({ code: 'exists', reason: 'volume-exists' });
   });
 });

@@ -12,7 +12,7 @@ import { finishStaged } from './trash-staging.ts';
 import type { VerbContext } from './verb-context.ts';
 
 /** No volume can have this name, so it locks nothing else. */
-const sweeping = '.sweep';
+const sweepLockName = '.sweep';
 
 export function createSweep(ctx: VerbContext): Required<Pick<Housekeeping, 'sweep' | 'reclaim'>> {
   const { storeRoot, runVerb } = ctx;
@@ -32,9 +32,9 @@ export function createSweep(ctx: VerbContext): Required<Pick<Housekeeping, 'swee
   }
 
   return {
-    sweep: (scope) => runVerb('sweeping', [sweeping], scope, () => sweep(scope), 'long'),
+    sweep: (scope) => runVerb('sweeping', [sweepLockName], scope, () => sweep(scope), 'long'),
     reclaim: (scope) =>
-      runVerb('freeing the space of deleted volumes', [sweeping], scope, () => reclaim(scope), 'long'),
+      runVerb('freeing the space of deleted volumes', [sweepLockName], scope, () => reclaim(scope), 'long'),
   };
 }
 
@@ -99,7 +99,7 @@ async function removeReadoptedRecords({ storeRoot, read }: VerbContext): Promise
     const path = storeRoot.ownPath('retained', entry);
     const released = await readMeta(storeRoot.files, path, storeRoot.context.instance);
     if (released.state !== 'ok') continue;
-    const now = await read(released.meta.name);
-    if (now.state === 'ok' && now.meta.id === released.meta.id) await storeRoot.files.unlink(path);
+    const current = await read(released.meta.name);
+    if (current.state === 'ok' && current.meta.id === released.meta.id) await storeRoot.files.unlink(path);
   }
 }

@@ -26,9 +26,9 @@ export async function tryTakeName(
   return undefined;
 }
 
-async function isCreated(made: Promise<void> | undefined): Promise<boolean> {
+async function isCreated(creation: Promise<void> | undefined): Promise<boolean> {
   try {
-    await made;
+    await creation;
     return true;
   } catch (cause) {
     if (isErrno(cause, 'EEXIST')) return false;

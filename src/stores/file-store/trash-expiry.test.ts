@@ -1,17 +1,17 @@
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
-import { type Expiry, judge, type Observer, parseExpiry, successionOf } from './trash-expiry.ts';
+import { decideExpiry, type Expiry, type Observer, parseExpiry, takeOverWaitMs } from './trash-expiry.ts';
 
 const hour = 3_600_000;
 const day = 24 * hour;
 const week = 7 * day;
 
-const entry = (more: Partial<Expiry> = {}): Expiry => ({
+const entry = (overrides: Partial<Expiry> = {}): Expiry => ({
   expiresAt: 100 * day,
   retention: 2 * day,
   owner: 'owner',
   seen: { by: 'owner', at: 10 * day },
-  ...more,
+  ...overrides,
 });
 const owner = (more: Partial<Observer> = {}): Observer => ({
   instance: 'owner',
@@ -24,67 +24,76 @@ const other = (more: Partial<Observer> = {}): Observer => owner({ instance: 'oth
 
 describe('the owner', () => {
   test("purges when the date has come by the server's clock and it has seen the entry for the whole retention", () => {
-    expect(judge(entry(), owner())).toEqual({ verdict: 'purge' });
-    expect(judge(entry(), owner({ serverNow: 100 * day - 1 }))).toEqual({ verdict: 'keep' });
-    expect(judge(entry(), owner({ observed: 12 * day - 1 }))).toEqual({ verdict: 'keep' });
+    expect(decideExpiry(entry(), owner())).toEqual({ verdict: 'purge' });
+    expect(decideExpiry(entry(), owner({ serverNow: 100 * day - 1 }))).toEqual({ verdict: 'keep' });
+    expect(decideExpiry(entry(), owner({ observed: 12 * day - 1 }))).toEqual({ verdict: 'keep' });
   });
 
   test('sets the date of an entry that has none', () => {
     const { expiresAt: _expiresAt, ...undated } = entry();
     const expiry = { ...entry(), expiresAt: 102 * day, seen: { by: 'owner', at: 12 * day } };
-    expect(judge(undated, owner())).toEqual({ verdict: 'record', expiry });
+    expect(decideExpiry(undated, owner())).toEqual({ verdict: 'record', expiry });
   });
 
   test('starts counting again after it lost its count', () => {
     const expiry = entry({ seen: { by: 'owner', at: 0 } });
-    expect(judge(entry(), owner({ observed: 0 }))).toEqual({ verdict: 'record', expiry });
+    expect(decideExpiry(entry(), owner({ observed: 0 }))).toEqual({ verdict: 'record', expiry });
   });
 
   test('waits if its last minutes were not counted', () => {
-    expect(judge(entry(), owner({ observed: 10 * day - 60_000 }))).toEqual({ verdict: 'keep' });
+    expect(decideExpiry(entry(), owner({ observed: 10 * day - 60_000 }))).toEqual({ verdict: 'keep' });
   });
 
-  test('of a store that is not shared is the host that has it, without the sightings of another host', () => {
+  test('of a store that is not shared is the host that has it, without the observations of another host', () => {
     const expiry = entry({ seen: { by: 'other', at: 12 * day } });
-    expect(judge(entry(), other({ isShared: false }))).toEqual({ verdict: 'record', expiry });
-    expect(judge(expiry, other({ isShared: false, observed: 14 * day }))).toEqual({ verdict: 'purge' });
+    expect(decideExpiry(entry(), other({ isShared: false }))).toEqual({ verdict: 'record', expiry });
+    expect(decideExpiry(expiry, other({ isShared: false, observed: 14 * day }))).toEqual({ verdict: 'purge' });
   });
 });
 
 describe('another host', () => {
   test('sets the date of an old entry, and leaves the purge to its owner', () => {
     const { expiresAt: _expiresAt, seen: _seen, ...undated } = entry();
-    expect(judge(undated, other())).toEqual({ verdict: 'record', expiry: { ...undated, expiresAt: 102 * day } });
+    expect(decideExpiry(undated, other())).toEqual({ verdict: 'record', expiry: { ...undated, expiresAt: 102 * day } });
   });
 
   test('does nothing while the owner may come back', () => {
-    expect(judge(entry(), other({ observed: 1000 * day, serverNow: 100 * day + hour - 1 }))).toEqual({
+    expect(decideExpiry(entry(), other({ observed: 1000 * day, serverNow: 100 * day + hour - 1 }))).toEqual({
       verdict: 'keep',
     });
   });
 
   const overdue = 100 * day + hour;
-  const followed = entry({ successor: { by: 'other', at: 12 * day, since: overdue } });
+  const entryWithSuccessor = entry({ successor: { by: 'other', at: 12 * day, since: overdue } });
 
   test('becomes the successor of an owner that did not come back, and waits for the retention and a week', () => {
-    expect(judge(entry(), other({ serverNow: overdue }))).toEqual({ verdict: 'record', expiry: followed });
-    const late = { observed: 12 * day + 9 * day, serverNow: 107 * day };
-    expect(judge(followed, other(late))).toEqual({ verdict: 'purge' });
-    expect(judge(followed, other({ ...late, observed: late.observed - 1 }))).toEqual({ verdict: 'keep' });
-    expect(judge(followed, other({ ...late, serverNow: late.serverNow - 1 }))).toEqual({ verdict: 'keep' });
-    expect(judge(followed, owner({ observed: 12 * day, serverNow: overdue }))).toEqual({ verdict: 'purge' });
+    expect(decideExpiry(entry(), other({ serverNow: overdue }))).toEqual({
+      verdict: 'record',
+      expiry: entryWithSuccessor,
+    });
+    const overdueHost = { observed: 12 * day + 9 * day, serverNow: 107 * day };
+    expect(decideExpiry(entryWithSuccessor, other(overdueHost))).toEqual({ verdict: 'purge' });
+    expect(decideExpiry(entryWithSuccessor, other({ ...overdueHost, observed: overdueHost.observed - 1 }))).toEqual({
+      verdict: 'keep',
+    });
+    expect(decideExpiry(entryWithSuccessor, other({ ...overdueHost, serverNow: overdueHost.serverNow - 1 }))).toEqual({
+      verdict: 'keep',
+    });
+    expect(decideExpiry(entryWithSuccessor, owner({ observed: 12 * day, serverNow: overdue }))).toEqual({
+      verdict: 'purge',
+    });
   });
 
   test.each([
-    ['long after that one should have purged the entry', overdue + 18 * day + 1],
-    ['where that one wrote down a time far in the future', overdue - 18 * day - 1],
-  ])('replaces a successor that does not purge: %s', (_when, serverNow) => {
-    const expired = { ...followed, expiresAt: 50 * day };
+    ['that should have purged the entry long ago', overdue + 18 * day + 1],
+    ['whose recorded time is far in the future', overdue - 18 * day - 1],
+  ])('replaces a successor %s', (_when, serverNow) => {
+    const expired = { ...entryWithSuccessor, expiresAt: 50 * day };
     const third = { ...other({ serverNow }), instance: 'third' };
     const successor = { by: 'third', at: 12 * day, since: serverNow };
-    expect(judge(expired, third)).toEqual({ verdict: 'record', expiry: { ...expired, successor } });
+    expect(decideExpiry(expired, third)).toEqual({ verdict: 'record', expiry: { ...expired, successor } });
     const early = serverNow > overdue ? serverNow - 1 : serverNow + 1;
-    expect(judge(expired, { ...third, serverNow: early, observed: 1000 * day })).toEqual({ verdict: 'keep' });
+    expect(decideExpiry(expired, { ...third, serverNow: early, observed: 1000 * day })).toEqual({ verdict: 'keep' });
   });
 });
 
@@ -93,32 +102,32 @@ test('no host purges an entry before its retention is over, whatever the clocks 
   const instance = fc.constantFrom('owner', 'other', 'third');
   // The host runs for all of that time, for a part of it, or loses its count.
   const running = fc.oneof(fc.constant(1), fc.double({ min: 0, max: 1, noNaN: true }), fc.constant(undefined));
-  const look = fc.record({ instance, running, passed: fc.nat({ max: 40 * day }), serverNow: time });
+  const observation = fc.record({ instance, running, passed: fc.nat({ max: 40 * day }), serverNow: time });
   const setting = fc.record({ serverNow: time, retention: fc.nat({ max: 20 * day }), isShared: fc.boolean() });
   const counts = fc.record({ owner: time, other: time, third: time });
   fc.assert(
     fc.property(
       setting,
       counts,
-      fc.array(look, { maxLength: 40 }),
-      ({ serverNow, retention, isShared }, begin, looks) => {
-        const observed: Record<string, number> = { ...begin };
-        const lasted = new Map<string, number>();
-        const seen = { by: 'owner', at: begin.owner };
+      fc.array(observation, { maxLength: 40 }),
+      ({ serverNow, retention, isShared }, initialCounts, observations) => {
+        const observed: Record<string, number> = { ...initialCounts };
+        const lastSeenAge = new Map<string, number>();
+        const seen = { by: 'owner', at: initialCounts.owner };
         let expiry: Expiry = { expiresAt: serverNow + retention, retention, owner: 'owner', seen };
         let age = 0;
-        for (const each of looks) {
-          age += each.passed;
-          const since = age - (lasted.get(each.instance) ?? 0);
-          lasted.set(each.instance, age);
-          const before = observed[each.instance] ?? 0;
-          const now = each.running === undefined ? 0 : before + Math.floor(each.running * since);
-          observed[each.instance] = now;
-          const decided = judge(expiry, { ...each, isShared, observed: now });
-          if (decided.verdict === 'record') expiry = decided.expiry;
-          if (decided.verdict !== 'purge') continue;
-          const isOwner = !isShared || each.instance === 'owner';
-          expect(age).toBeGreaterThanOrEqual(isOwner ? retention : successionOf(retention));
+        for (const step of observations) {
+          age += step.passed;
+          const since = age - (lastSeenAge.get(step.instance) ?? 0);
+          lastSeenAge.set(step.instance, age);
+          const before = observed[step.instance] ?? 0;
+          const count = step.running === undefined ? 0 : before + Math.floor(step.running * since);
+          observed[step.instance] = count;
+          const decision = decideExpiry(expiry, { ...step, isShared, observed: count });
+          if (decision.verdict === 'record') expiry = decision.expiry;
+          if (decision.verdict !== 'purge') continue;
+          const isOwner = !isShared || step.instance === 'owner';
+          expect(age).toBeGreaterThanOrEqual(isOwner ? retention : takeOverWaitMs(retention));
           return;
         }
       },
@@ -128,7 +137,7 @@ test('no host purges an entry before its retention is over, whatever the clocks 
 });
 
 test('another host waits for the retention again, and at least for a week', () => {
-  expect([day, week, 30 * day].map(successionOf)).toEqual([8 * day, 14 * day, 60 * day]);
+  expect([day, week, 30 * day].map(takeOverWaitMs)).toEqual([8 * day, 14 * day, 60 * day]);
 });
 
 describe('the stored expiry', () => {
@@ -140,23 +149,20 @@ describe('the stored expiry', () => {
   });
 
   test.each([
-    ['no object', 'soon'],
+    ['text instead of an object', 'soon'],
     ['a list', []],
     ['null', null],
     ['a date in words', { ...entry(), expiresAt: 'soon' }],
     ['a negative date', { ...entry(), expiresAt: -1 }],
-    ['a date that is no whole number', { ...entry(), expiresAt: 1e300 }],
+    ['a date that is not an integer', { ...entry(), expiresAt: 1e300 }],
     ['no retention', { ...entry(), retention: undefined }],
     ['no owner', { ...entry(), owner: 7 }],
   ])('with %s never expires', (_what, value) => {
     expect(parseExpiry(value)).toBe('unreadable');
   });
 
-  test.each([['soon'], [{ by: 7, at: 1 }], [{ by: 'owner', at: -1 }]])(
-    'a sighting that cannot be read is none: %j',
-    (seen) => {
-      const { seen: _seen, ...unseen } = entry();
-      expect(parseExpiry({ ...unseen, seen, successor: seen })).toEqual(unseen);
-    },
-  );
+  test.each([['soon'], [{ by: 7, at: 1 }], [{ by: 'owner', at: -1 }]])('ignores an invalid observation: %j', (seen) => {
+    const { seen: _seen, ...unseen } = entry();
+    expect(parseExpiry({ ...unseen, seen, successor: seen })).toEqual(unseen);
+  });
 });

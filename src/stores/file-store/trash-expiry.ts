@@ -9,22 +9,22 @@ export interface Expiry {
   /** The instance that deleted the volume, and purges it. */
   readonly owner: string;
   /** When the owner first saw the entry. */
-  readonly seen?: Sighting;
+  readonly seen?: Observation;
   /** The instance that purges the entry if the owner never comes back. */
-  readonly successor?: Sighting & {
+  readonly successor?: Observation & {
     /** When it became the successor, by the server's clock. */
     readonly since: number;
   };
 }
 
-export interface Sighting {
+export interface Observation {
   /** An instance. */
   readonly by: string;
   /** The value of its ObservedTime when it first saw the entry. */
   readonly at: number;
 }
 
-/** The host that looks at an entry. */
+/** The host that decides on an entry. */
 export interface Observer {
   readonly instance: string;
   /** False: this host has the store locked, so no other host can purge. */
@@ -41,35 +41,35 @@ export type Verdict =
   /** Write this expiry into the entry first. */
   | { readonly verdict: 'record'; readonly expiry: Expiry };
 
-const hour = 3_600_000;
-const week = 7 * 24 * hour;
-/** An owner that is up purges within a minute; one that restarts or is updated is back within this time. */
-const successionAfterMs = hour;
-/** If a sighting is further ahead of the ObservedTime than this, the count was lost and has restarted from 0. */
-const lostAfterMs = hour;
+const hourMs = 3_600_000;
+const weekMs = 7 * 24 * hourMs;
+/** A running owner purges within a minute. An owner that restarts or is updated is back within this time. */
+const takeOverAfterMs = hourMs;
+/** If a recorded observation is further ahead of the ObservedTime than this, the count was lost and has restarted from 0. */
+const maxAheadMs = hourMs;
 
-const graceOf = (retention: number): number => Math.max(week, retention);
+const graceMs = (retention: number): number => Math.max(weekMs, retention);
 
 /** How long a host that is not the owner waits, by the server's clock and by its own observed time. */
-export const successionOf = (retention: number): number => retention + graceOf(retention);
+export const takeOverWaitMs = (retention: number): number => retention + graceMs(retention);
 
-export function judge(expiry: Expiry, observer: Observer): Verdict {
+export function decideExpiry(expiry: Expiry, observer: Observer): Verdict {
   const { instance, isShared, observed, serverNow } = observer;
   const { expiresAt, retention, owner, seen } = expiry;
   const isOwner = !isShared || owner === instance;
-  const sighting = { by: instance, at: observed };
-  const isLost = (one: Sighting | undefined): boolean =>
-    one === undefined || one.by !== instance || one.at - observed > lostAfterMs;
+  const observation = { by: instance, at: observed };
+  const isLost = (observation: Observation | undefined): boolean =>
+    observation === undefined || observation.by !== instance || observation.at - observed > maxAheadMs;
   if (expiresAt === undefined || (isOwner && isLost(seen)))
     return {
       verdict: 'record',
-      expiry: { ...expiry, expiresAt: expiresAt ?? serverNow + retention, ...(isOwner ? { seen: sighting } : {}) },
+      expiry: { ...expiry, expiresAt: expiresAt ?? serverNow + retention, ...(isOwner ? { seen: observation } : {}) },
     };
   if (isOwner) return purgeIf(serverNow >= expiresAt && observed - (seen?.at ?? observed) >= retention);
-  return judgeAsOther(expiry, { ...observer, expiresAt, isLost });
+  return decideAsOtherHost(expiry, { ...observer, expiresAt, isLost });
 }
 
-function judgeAsOther(
+function decideAsOtherHost(
   expiry: Expiry,
   {
     instance,
@@ -77,12 +77,12 @@ function judgeAsOther(
     serverNow,
     expiresAt,
     isLost,
-  }: Observer & { readonly expiresAt: number; isLost(one: Sighting | undefined): boolean },
+  }: Observer & { readonly expiresAt: number; isLost(one: Observation | undefined): boolean },
 ): Verdict {
   const { retention, successor } = expiry;
-  if (serverNow < expiresAt + successionAfterMs) return { verdict: 'keep' };
+  if (serverNow < expiresAt + takeOverAfterMs) return { verdict: 'keep' };
   // In both directions: a date far in the future comes from a clock that was wrong.
-  const isOverdue = successor !== undefined && Math.abs(serverNow - successor.since) > 2 * successionOf(retention);
+  const isOverdue = successor !== undefined && Math.abs(serverNow - successor.since) > 2 * takeOverWaitMs(retention);
   if (successor === undefined || (successor.by === instance ? isLost(successor) : isOverdue))
     return {
       verdict: 'record',
@@ -90,8 +90,8 @@ function judgeAsOther(
     };
   return purgeIf(
     successor.by === instance &&
-      serverNow >= expiresAt + graceOf(retention) &&
-      observed - successor.at >= successionOf(retention),
+      serverNow >= expiresAt + graceMs(retention) &&
+      observed - successor.at >= takeOverWaitMs(retention),
   );
 }
 
@@ -105,8 +105,8 @@ export function parseExpiry(value: unknown): Expiry | 'unreadable' {
   const { expiresAt, retention, owner } = value;
   if (!isCount(retention) || typeof owner !== 'string') return 'unreadable';
   if (expiresAt !== undefined && !isCount(expiresAt)) return 'unreadable';
-  const seen = sightingIn(value['seen']);
-  const successor = sightingIn(value['successor']);
+  const seen = observationIn(value['seen']);
+  const successor = observationIn(value['successor']);
   const since = isJsonObject(value['successor']) ? value['successor']['since'] : undefined;
   return {
     ...(expiresAt === undefined ? {} : { expiresAt }),
@@ -117,8 +117,8 @@ export function parseExpiry(value: unknown): Expiry | 'unreadable' {
   };
 }
 
-/** An unreadable sighting counts as none: the next host that sees the entry starts counting. */
-function sightingIn(value: unknown): Sighting | undefined {
+/** An unreadable observation counts as none: the next host that sees the entry starts counting. */
+function observationIn(value: unknown): Observation | undefined {
   if (!isJsonObject(value)) return undefined;
   const { by, at } = value;
   return typeof by === 'string' && isCount(at) ? { by, at } : undefined;

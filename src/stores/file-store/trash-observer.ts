@@ -2,13 +2,13 @@ import type { ObservedTime } from './observed-time.ts';
 import type { Expiry, Observer } from './trash-expiry.ts';
 import type { VerbContext } from './verb-context.ts';
 
-/** This instance as an observer of expiry: which times it knows. */
+/** This instance as an observer of trash entries, with the times that it knows. */
 export interface TrashObserver {
   /** Undefined: the server does not tell. */
   serverTime(): Promise<number | undefined>;
-  at(observed: number, serverNow: number): Observer;
+  observerAt(observed: number, serverNow: number): Observer;
   /** Undefined: the server's time is unknown. */
-  now(): Promise<Observer | undefined>;
+  current(): Promise<Observer | undefined>;
   /** The expiry of a volume that is being deleted now. */
   newExpiry(retention: number): Promise<Expiry>;
 }
@@ -18,7 +18,7 @@ export function createTrashObserver({ storeRoot, clock }: VerbContext, observedT
 
   const serverTime = async (): Promise<number | undefined> =>
     storeRoot.serverTime === undefined ? clock.now() : await storeRoot.serverTime();
-  const at = (observed: number, serverNow: number): Observer => ({
+  const observerAt = (observed: number, serverNow: number): Observer => ({
     instance: context.instance,
     isShared: hostLocks !== undefined,
     observed,
@@ -27,10 +27,10 @@ export function createTrashObserver({ storeRoot, clock }: VerbContext, observedT
 
   return {
     serverTime,
-    at,
-    now: async () => {
+    observerAt,
+    current: async () => {
       const [serverNow, observed] = await Promise.all([serverTime(), observedTime.now()]);
-      return serverNow === undefined ? undefined : at(observed, serverNow);
+      return serverNow === undefined ? undefined : observerAt(observed, serverNow);
     },
     newExpiry: async (retention) => {
       const [serverNow, seenAt] = await Promise.all([serverTime(), observedTime.now()]);

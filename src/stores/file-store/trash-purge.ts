@@ -9,7 +9,7 @@ import type { HeldScope } from './held-scope.ts';
 import type { Meta } from './meta.ts';
 import type { ObservedTime } from './observed-time.ts';
 import type { HostLocks } from './store-root.ts';
-import { type Expiry, judge, type Verdict } from './trash-expiry.ts';
+import { decideExpiry, type Expiry, type Verdict } from './trash-expiry.ts';
 import { createTrashObserver } from './trash-observer.ts';
 import { createTrashRecords, runTrashScan } from './trash-records.ts';
 import { finishStaged, moveToDeleting, restoreFromStaging } from './trash-staging.ts';
@@ -40,19 +40,19 @@ export function createTrashPurge(ctx: VerbContext, observedTime: ObservedTime): 
   const { storeRoot, runVerb } = ctx;
   const { files, hostLocks } = storeRoot;
   const records = createTrashRecords(ctx);
-  const observing = createTrashObserver(ctx, observedTime);
+  const trashObserver = createTrashObserver(ctx, observedTime);
 
   /** Writes the dates that an entry needs before it can expire. Decides again under the volume's lock, from the current record. */
   async function record(id: VolumeId, retention: number, scope: Scope): Promise<void> {
     const work = runVerb(`recording when ${id} expires`, [id], scope, async ({ limit }) => {
       const meta = records.remember(id, await records.read(id));
       const expiry = meta && expiryOf(meta, retention);
-      const observer = expiry && (await observing.now());
+      const observer = expiry && (await trashObserver.current());
       if (meta === undefined || expiry === undefined || observer === undefined) return;
-      const decided = judge(expiry, observer);
-      if (decided.verdict !== 'record') return;
-      await storeRoot.replaceRecord(records.path(id), { ...meta, expiry: decided.expiry }, limit.check);
-      records.remember(id, { state: 'ok', meta: { ...meta, expiry: decided.expiry } });
+      const decision = decideExpiry(expiry, observer);
+      if (decision.verdict !== 'record') return;
+      await storeRoot.replaceRecord(records.path(id), { ...meta, expiry: decision.expiry }, limit.check);
+      records.remember(id, { state: 'ok', meta: { ...meta, expiry: decision.expiry } });
     });
     await work.catch((cause: unknown) => logUnrecorded(cause, storeRoot.store, id, scope));
   }
@@ -78,15 +78,15 @@ export function createTrashPurge(ctx: VerbContext, observedTime: ObservedTime): 
     return true;
   }
 
-  const purging = <T>(id: VolumeId, scope: Scope, work: (held: HeldScope) => Promise<T>): Promise<T> =>
+  const runPurge = <T>(id: VolumeId, scope: Scope, work: (held: HeldScope) => Promise<T>): Promise<T> =>
     runVerb(`purging ${id} from the trash`, [id], scope, (held) =>
       storeRoot.reserve.retryWithReserve(() => work(held)),
     );
 
   async function isExpired({ expiry }: Meta): Promise<boolean> {
-    const observer = await observing.now();
+    const observer = await trashObserver.current();
     if (expiry === undefined || expiry === 'unreadable' || observer === undefined) return false;
-    return judge(expiry, observer).verdict === 'purge';
+    return decideExpiry(expiry, observer).verdict === 'purge';
   }
 
   const holderOf = (id: VolumeId, scope: Scope): ReturnType<HostLocks['holderOf']> =>
@@ -103,7 +103,7 @@ export function createTrashPurge(ctx: VerbContext, observedTime: ObservedTime): 
     await eachBounded(stale, maxConcurrentReads, (id) => record(id, retention, scope));
   }
 
-  async function expired(retention: number, scope: Scope): Promise<readonly TrashEntry[]> {
+  async function listExpired(retention: number, scope: Scope): Promise<readonly TrashEntry[]> {
     const names = await runTrashScan(ctx, scope, () => files.names(storeRoot.ownPath('trash')));
     await finishStaged(ctx, names, scope);
     const ids = names.filter(isVolumeId);
@@ -111,19 +111,22 @@ export function createTrashPurge(ctx: VerbContext, observedTime: ObservedTime): 
     records.keepOnly(present);
     if (ids.length === 0) return [];
     const observed = await runTrashScan(ctx, scope, observedTime.save);
-    let asked: Promise<number | undefined> | undefined;
+    let serverTime: Promise<number | undefined> | undefined;
     const decide = async (expiry: Expiry): Promise<Verdict['verdict']> => {
       // Most entries only wait for the observed time of their owner. Ask the server only if its time can matter.
-      if (judge(expiry, observing.at(observed, Number.MAX_SAFE_INTEGER)).verdict === 'keep') return 'keep';
-      asked ??= runTrashScan(ctx, scope, observing.serverTime);
-      const serverNow = await asked;
-      return serverNow === undefined ? 'keep' : judge(expiry, observing.at(observed, serverNow)).verdict;
+      if (decideExpiry(expiry, trashObserver.observerAt(observed, Number.MAX_SAFE_INTEGER)).verdict === 'keep')
+        return 'keep';
+      serverTime ??= runTrashScan(ctx, scope, trashObserver.serverTime);
+      const serverNow = await serverTime;
+      return serverNow === undefined
+        ? 'keep'
+        : decideExpiry(expiry, trashObserver.observerAt(observed, serverNow)).verdict;
     };
     const due: TrashEntry[] = [];
     const unrecorded: VolumeId[] = [];
     await eachBounded(ids, maxConcurrentReads, async (id) => {
       scope.signal.throwIfAborted();
-      const meta = await records.look(id, scope);
+      const meta = await records.readCached(id, scope);
       const expiry = meta && expiryOf(meta, retention);
       if (expiry === undefined || meta === undefined) return;
       const verdict = await decide(expiry);
@@ -136,14 +139,14 @@ export function createTrashPurge(ctx: VerbContext, observedTime: ObservedTime): 
   }
 
   return {
-    newExpiry: observing.newExpiry,
+    newExpiry: trashObserver.newExpiry,
     purge: async (id, scope, only) => {
-      const isThatOne = async ({ deletedAt = 0 }: Meta): Promise<boolean> =>
+      const isSameDeletion = async ({ deletedAt = 0 }: Meta): Promise<boolean> =>
         only === undefined || deletedAt === only.deletedAt;
-      await purging(id, scope, (held) => purgeHeld(id, held, isThatOne));
+      await runPurge(id, scope, (held) => purgeHeld(id, held, isSameDeletion));
     },
-    purgeExpired: (id, scope) => purging(id, scope, (held) => purgeHeld(id, held, isExpired)),
-    listExpired: expired,
+    purgeExpired: (id, scope) => runPurge(id, scope, (held) => purgeHeld(id, held, isExpired)),
+    listExpired,
   };
 }
 

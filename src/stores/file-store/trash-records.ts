@@ -7,9 +7,9 @@ import type { VerbContext } from './verb-context.ts';
 const rereadAfterMs = 3_600_000;
 
 /** A record of an entry, and when it was read. */
-interface Remembered {
+interface CachedRecord {
   readonly meta: Meta;
-  readonly at: number;
+  readonly readAt: number;
 }
 
 /** The records of the volumes in the trash, as this process last read them. */
@@ -21,18 +21,18 @@ export interface TrashRecords {
   forget(id: VolumeId): void;
   keepOnly(present: ReadonlySet<VolumeId>): void;
   /** The remembered record, or the one in the store. Undefined: the entry is being moved into or out of the trash, or is unreadable. */
-  look(id: VolumeId, scope: Scope): Promise<Meta | undefined>;
+  readCached(id: VolumeId, scope: Scope): Promise<Meta | undefined>;
 }
 
 export function createTrashRecords(ctx: VerbContext): TrashRecords {
   const { storeRoot, clock } = ctx;
-  const remembered = new Map<VolumeId, Remembered>();
+  const remembered = new Map<VolumeId, CachedRecord>();
   const reported = new Set<VolumeId>();
   const path = (id: VolumeId): string => storeRoot.ownPath('trash', id, 'meta');
   const read = (id: VolumeId): Promise<MetaRead> => readMeta(storeRoot.files, path(id), storeRoot.context.instance);
 
   function remember(id: VolumeId, found: MetaRead): Meta | undefined {
-    if (found.state === 'ok') remembered.set(id, { meta: found.meta, at: clock.elapsed() });
+    if (found.state === 'ok') remembered.set(id, { meta: found.meta, readAt: clock.elapsed() });
     else remembered.delete(id);
     return found.state === 'ok' ? found.meta : undefined;
   }
@@ -45,9 +45,9 @@ export function createTrashRecords(ctx: VerbContext): TrashRecords {
     keepOnly: (present) => {
       for (const id of remembered.keys()) if (!present.has(id)) remembered.delete(id);
     },
-    look: async (id, scope) => {
+    readCached: async (id, scope) => {
       const known = remembered.get(id);
-      if (known !== undefined && clock.elapsed() - known.at < rereadAfterMs) return known.meta;
+      if (known !== undefined && clock.elapsed() - known.readAt < rereadAfterMs) return known.meta;
       const found = await runTrashScan(ctx, scope, () => read(id));
       const isUnreadable = found.state === 'unreadable' || (found.state === 'ok' && found.meta.expiry === 'unreadable');
       if (isUnreadable && !reported.has(id)) {

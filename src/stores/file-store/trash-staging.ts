@@ -54,8 +54,8 @@ export async function restoreFromStaging(ctx: VerbContext, id: VolumeId, { limit
       if (!isErrno(cause, 'ENOTEMPTY', 'EEXIST', 'EIO')) throw cause;
       // A deletion ran at the same time: the entry has one half, and the other half is here.
       for (const half of [layout.trashName, 'meta']) {
-        const home = storeRoot.ownPath('trash', id, half);
-        if ((await files.lstat(home)) === undefined) await files.rename(`${staged}/${half}`, home);
+        const target = storeRoot.ownPath('trash', id, half);
+        if ((await files.lstat(target)) === undefined) await files.rename(`${staged}/${half}`, target);
       }
       await files.rmdir(staged).catch(() => undefined);
     }

@@ -25,7 +25,7 @@ export function createTrash(ctx: VerbContext): Trash {
   const { files } = storeRoot;
   const dataOf = (id: VolumeId): string => storeRoot.ownPath('trash', id, layout.trashName);
   const recordOf = (id: VolumeId): string => storeRoot.ownPath('trash', id, 'meta');
-  const purging = createTrashPurge(ctx, createObservedTime(storeRoot, ctx.clock));
+  const trashPurge = createTrashPurge(ctx, createObservedTime(storeRoot, ctx.clock));
   const read = (id: VolumeId): Promise<MetaRead> => readMeta(files, recordOf(id), storeRoot.context.instance);
 
   return {
@@ -34,7 +34,7 @@ export function createTrash(ctx: VerbContext): Trash {
       let expiry: Expiry | undefined;
       await ctx.runRemoval(doing, ref, scope, async (meta, held) => {
         const { limit } = held;
-        expiry = await purging.newExpiry(retention);
+        expiry = await trashPurge.newExpiry(retention);
         const intent = { ...withoutMove(meta, meta.name), deletedAt, expiry };
         await storeRoot.replaceRecord(storeRoot.metaPath(meta.name), intent, limit.check);
         await files.makeFolder(storeRoot.ownPath('trash', meta.id));
@@ -70,9 +70,9 @@ export function createTrash(ctx: VerbContext): Trash {
     },
     restore: (id, name, scope) =>
       runVerb(`restoring volume ${quoted(name)}`, [name, id], scope, (held) => restore(id, name, held)),
-    purge: purging.purge,
-    listExpired: purging.listExpired,
-    purgeExpired: purging.purgeExpired,
+    purge: trashPurge.purge,
+    listExpired: trashPurge.listExpired,
+    purgeExpired: trashPurge.purgeExpired,
   };
 
   async function restore(id: VolumeId, name: VolumeName, scope: HeldScope): Promise<Volume> {
@@ -97,11 +97,11 @@ export function createTrash(ctx: VerbContext): Trash {
 
   /** If another volume now has this volume's path, the restored volume gets a new path beside it. */
   async function freePathFor(meta: Meta, name: Meta['name']): Promise<Pick<Meta, 'path'>> {
-    const home = dataPath({ ...meta, name });
-    if ((await files.lstat(home)) === undefined) return {};
+    const newDataPath = dataPath({ ...meta, name });
+    if ((await files.lstat(newDataPath)) === undefined) return {};
     const path = `${meta.path}-${meta.id.slice('sv1-'.length, 'sv1-'.length + 8)}`;
     if (meta.path === undefined || (await files.lstat(dataPath({ name, path }))) !== undefined)
-      throw dataUnrecorded(name, home, storeRoot.store);
+      throw dataUnrecorded(name, newDataPath, storeRoot.store);
     return { path };
   }
 
@@ -110,12 +110,12 @@ export function createTrash(ctx: VerbContext): Trash {
     let meta = before;
     try {
       meta = { ...before, ...(await freePathFor(before, name)) };
-      const home = dataPath({ ...meta, name });
+      const newDataPath = dataPath({ ...meta, name });
       const moving = { ...meta, movingTo: name, revision: meta.revision + 1 };
       await storeRoot.replaceRecord(recordOf(meta.id), moving, taken.check);
       await makeParents(ctx, meta, scope);
       taken.check();
-      if (!(await files.rename(dataOf(meta.id), home))) throw notInTrash(meta.id, storeRoot.store);
+      if (!(await files.rename(dataOf(meta.id), newDataPath))) throw notInTrash(meta.id, storeRoot.store);
     } catch (cause) {
       await taken.release(cause);
       throw cause;
@@ -130,6 +130,6 @@ function notInTrash(id: VolumeId, store: string): StowageError {
   return new StowageError(`there is no volume ${id} in the trash of store ${store}`, {
     code: 'not-found',
     reason: 'trash-unknown',
-    action: `See what can be restored with: stowage volume trash list --store ${store}`,
+    action: `List the trash with: stowage volume trash list --store ${store}`,
   });
 }

@@ -38,16 +38,16 @@ export interface VerbContext {
     work: (scope: HeldScope) => Promise<T>,
     length?: keyof CallSlots,
   ): Promise<T>;
-  /** Like `runVerb`, for work that removes a volume from the root if it is there. May repeat the work: a full store gives up reserve for it. */
+  /** Like `runVerb`, for work that removes a volume from the root if it is there. May repeat the work: if the store is full, it removes a piece of the reserve and retries. */
   runRemoval(
     doing: string,
     ref: VolumeRef,
     scope: Scope,
     work: (meta: Meta, scope: HeldScope) => Promise<void>,
     /** `keepsQuota`: the work can still refuse, and calls `removeQuota` itself once it no longer can. */
-    how?: { readonly keepsQuota?: boolean },
+    options?: { readonly keepsQuota?: boolean },
   ): Promise<void>;
-  /** Removes the volume's quota records, which are beside its data. Absent is success. */
+  /** Removes the volume's quota records, which are not part of its data. Idempotent. */
   removeQuota(meta: Meta): Promise<void>;
   /** Runs the work with the volume locked against other hosts. The caller has already locked its name in this process. */
   withVolumeLock<T>(id: VolumeId, scope: Scope, work: (scope: HeldScope) => Promise<T>): Promise<T>;
@@ -67,7 +67,7 @@ export interface VerbContext {
   /** Like `takeOverTorn`, without waiting. False: a host works on the record, or it has changed. */
   tryTakeOverTorn(name: VolumeName): Promise<boolean>;
   /**
-   * Takes over an empty or cut-off record. Waits while another host works on it. False: it has changed.
+   * Takes over an empty or truncated record. Waits while another host works on it. False: it has changed.
    */
   takeOverTorn(name: VolumeName, scope: Scope): Promise<boolean>;
   /** A limit that starts now, for names, which are taken by creating a record. Work that has a volume locked uses the limit of its scope. */
@@ -133,7 +133,7 @@ export function createVerbContext(storeRoot: StoreRoot, layout: Layout, clock: C
       try {
         scope.signal.throwIfAborted();
         using _held = await locks.hold(names, scope.signal);
-        using _place = await storeRoot.callSlots[length].acquire(scope.signal);
+        using _slot = await storeRoot.callSlots[length].acquire(scope.signal);
         await storeRoot.verify();
         return await withVolumesLocked(names.filter(isVolumeId), scope, work);
       } catch (cause) {
@@ -146,14 +146,14 @@ export function createVerbContext(storeRoot: StoreRoot, layout: Layout, clock: C
     removeQuota: async ({ enforce, id }) => {
       if (enforce) await layout.removeQuota?.(id);
     },
-    runRemoval: (doing, ref, scope, work, how) =>
+    runRemoval: (doing, ref, scope, work, options) =>
       ctx.runVerb(doing, [ref.name, ref.id], scope, (held) =>
         storeRoot.reserve.retryWithReserve(async () => {
           const meta = await ctx.findRenamed(ref, held);
           if (meta === undefined) return hostLocks?.forget(ref.id, 'not found');
           await ctx.refuseIfUsed(meta, 'deleted');
           held.limit.check();
-          if (how?.keepsQuota !== true) await ctx.removeQuota(meta);
+          if (options?.keepsQuota !== true) await ctx.removeQuota(meta);
           await work(meta, held);
         }),
       ),
@@ -191,6 +191,8 @@ async function explain(storeRoot: StoreRoot, cause: unknown, doing: string, scop
   if (cause instanceof StowageError) return cause;
   if (scope.signal.aborted) return stowageError(scope.signal.reason);
   // If the whole store is gone, say that rather than that one file is missing.
-  const larger = isErrno(cause, 'ENOENT') ? await storeRoot.verify().then(() => undefined, stowageError) : undefined;
-  return larger ?? storeRoot.failure(cause, `${doing} in store ${storeRoot.store}`);
+  const rootFailure = isErrno(cause, 'ENOENT')
+    ? await storeRoot.verify().then(() => undefined, stowageError)
+    : undefined;
+  return rootFailure ?? storeRoot.failure(cause, `${doing} in store ${storeRoot.store}`);
 }

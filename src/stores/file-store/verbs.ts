@@ -43,9 +43,9 @@ export function createVerbs(
 }
 
 function enforcementOf(ctx: VerbContext, readOnly: boolean): Pick<Store, 'enforcement'> {
-  const { enforcesCapacity: always, canEnforce } = ctx.layout;
-  if (canEnforce && !readOnly) return { enforcement: { always, ...createEnforce(ctx) } };
-  return always ? { enforcement: { always } } : {};
+  const { enforcesCapacity, canEnforce } = ctx.layout;
+  if (canEnforce && !readOnly) return { enforcement: { always: enforcesCapacity, ...createEnforce(ctx) } };
+  return enforcesCapacity ? { enforcement: { always: enforcesCapacity } } : {};
 }
 
 /** The properties of a store that follow from its layout. */

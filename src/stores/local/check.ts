@@ -11,18 +11,18 @@ import { unlinkIfThere, writeNew } from './files.ts';
 import { missingTool } from './mkfs.ts';
 import type { LocalOptions } from './options.ts';
 
-/** Each step reports what is wrong and what to do. Skips steps that make no sense after a failure. */
+/** A failed step reports the problem and an action. Skips steps that depend on a failed one. */
 export async function checkStore(
   { storeRoot, clock }: VerbContext,
   options: LocalOptions,
   readOnly: boolean,
   scope: Scope,
 ): Promise<StoreCheck> {
-  using _place = await storeRoot.callSlots.short.acquire(scope.signal);
+  using _slot = await storeRoot.callSlots.short.acquire(scope.signal);
   const steps: CheckStep[] = [];
   let room: Room | undefined;
 
-  async function step(name: string, work: () => Promise<string>): Promise<boolean> {
+  async function runStep(name: string, work: () => Promise<string>): Promise<boolean> {
     scope.signal.throwIfAborted();
     try {
       steps.push({ step: name, ok: true, detail: await work() });
@@ -34,22 +34,22 @@ export async function checkStore(
     }
   }
 
-  const found = await step('resolve', async () => {
+  const found = await runStep('resolve', async () => {
     await storeRoot.verify();
     return `${options.root} is ${storeRoot.root}`;
   });
   if (
     found &&
-    (await step('open', async () => `${(await readdir(storeRoot.root)).length} entries, layout ${options.layout}`))
+    (await runStep('open', async () => `${(await readdir(storeRoot.root)).length} entries, layout ${options.layout}`))
   ) {
-    if (!readOnly) await step('writable', () => probeWrite(storeRoot));
-    await step('room', async () => {
+    if (!readOnly) await runStep('writable', () => probeWrite(storeRoot));
+    await runStep('room', async () => {
       room = await storeRoot.room();
       if (!readOnly && room.freeBytes === 0n) throw storeFull(storeRoot.root);
       return `${formatSize(room.freeBytes)} free of ${formatSize(room.totalBytes)}`;
     });
-    if (options.layout === 'image' && !readOnly) await step('tools', () => checkTools(options, clock, scope));
-    await step('lock', async () =>
+    if (options.layout === 'image' && !readOnly) await runStep('tools', () => checkTools(options, clock, scope));
+    await runStep('lock', async () =>
       readOnly ? 'none: the store is read-only' : `held by this process (${process.pid})`,
     );
   }
@@ -64,10 +64,10 @@ async function probeWrite(storeRoot: StoreRoot): Promise<string> {
 }
 
 function storeFull(root: string): StowageError {
-  return new StowageError(`no room is left on the file system of ${root}`, {
+  return new StowageError(`no space left on the file system of ${root}`, {
     code: 'exhausted',
     reason: 'store-full',
-    action: `Free some room there (df -h ${root}), or delete volumes that are no longer needed.`,
+    action: `Free some space there (df -h ${root}), or delete volumes that are no longer needed.`,
   });
 }
 

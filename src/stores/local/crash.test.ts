@@ -6,16 +6,16 @@ import { scope } from '#testing/contracts/store.ts';
 import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
 import { keptForAWeek } from '#testing/trash-retention.ts';
 
-// Each test puts the store into the state that kill -9 leaves at one point of a verb, reopens it, and then either
-// repeats the call or sweeps. Both must end in the same complete state, and in between there is one volume, not two.
+// Each test puts the store into the state that kill -9 leaves at one point of a verb, reopens the store, and then either
+// repeats the call or sweeps. Both must end in the same complete state, and between them there must be exactly one volume.
 
-let under: LocalStoreUnderTest;
+let storeUnderTest: LocalStoreUnderTest;
 
 beforeEach(async () => {
-  under = await localStore();
+  storeUnderTest = await localStore();
 });
 afterEach(async () => {
-  await under[Symbol.asyncDispose]();
+  await storeUnderTest[Symbol.asyncDispose]();
 });
 
 const want: VolumeSpec = {
@@ -28,322 +28,361 @@ const want: VolumeSpec = {
   createdAt: 0,
   instance: 'instance-1',
 };
-const b = volumeName('b');
+const newName = volumeName('b');
 
-async function filled(): Promise<Volume> {
-  const made = await under.store.create(want, scope);
-  await writeFile(under.at('a', 'file'), 'data');
+async function createFilled(): Promise<Volume> {
+  const made = await storeUnderTest.store.create(want, scope);
+  await writeFile(storeUnderTest.at('a', 'file'), 'data');
   return made;
 }
 
 /** The intent that a verb writes into the record before it moves anything. */
-async function intend(path: string, intent: Record<string, unknown>): Promise<void> {
-  await writeFile(under.at(path), JSON.stringify({ ...JSON.parse(await readFile(under.at(path), 'utf8')), ...intent }));
+async function writeIntent(path: string, intent: Record<string, unknown>): Promise<void> {
+  await writeFile(
+    storeUnderTest.at(path),
+    JSON.stringify({ ...JSON.parse(await readFile(storeUnderTest.at(path), 'utf8')), ...intent }),
+  );
 }
 
-async function tree(): Promise<string[]> {
+async function listTree(): Promise<string[]> {
   const ours = ['.stowage/lock', '.stowage/owner.json', '.stowage/store.json', '.stowage'];
   const folders = ['tmp', 'deleting', 'trash', 'retained'].map((folder) => `.stowage/${folder}`);
-  return (await readdir(under.root, { recursive: true }))
+  return (await readdir(storeUnderTest.root, { recursive: true }))
     .filter((entry) => ![...ours, ...folders].includes(entry) && !entry.startsWith('.stowage/reserve'))
     .toSorted();
 }
 
-const seen = async (): Promise<Volume[]> => Array.fromAsync(under.store.list(scope));
-const trashed = async (): Promise<string[]> => (await under.store.trash.list(scope)).map(({ volume }) => volume.id);
+const listVolumes = async (): Promise<Volume[]> => Array.fromAsync(storeUnderTest.store.list(scope));
+const trashedIds = async (): Promise<string[]> =>
+  (await storeUnderTest.store.trash.list(scope)).map(({ volume }) => volume.id);
 
-interface Ending {
+interface Recovery {
   /** The state after a restart alone. */
-  readonly between: () => Promise<void>;
+  readonly checkAfterRestart: () => Promise<void>;
   readonly repeat: () => Promise<unknown>;
-  readonly after: () => Promise<void>;
+  readonly checkEnd: () => Promise<void>;
 }
 
-/** Runs one crash, then recovers in both ways. */
-function crash(title: string, prepare: () => Promise<Ending>, sweepEndsDifferently?: () => Promise<void>): void {
+/** Adds two tests: one recovers by repeating the call, the other by a sweep. */
+function testCrash(title: string, prepare: () => Promise<Recovery>, checkEndOfSweep?: () => Promise<void>): void {
   for (const way of ['repeated', 'swept'] as const) {
     test(`${title}, then ${way}`, async () => {
-      const { between, repeat, after } = await prepare();
-      await under.reopen();
-      await between();
+      const { checkAfterRestart, repeat, checkEnd } = await prepare();
+      await storeUnderTest.reopen();
+      await checkAfterRestart();
       if (way === 'swept') {
         for (let i = 0; i < 2; i++) {
-          await under.store.housekeeping.sweep(scope);
-          await under.store.housekeeping.reclaim(scope);
+          await storeUnderTest.store.housekeeping.sweep(scope);
+          await storeUnderTest.store.housekeeping.reclaim(scope);
         }
-        await (sweepEndsDifferently ?? after)();
-        if (sweepEndsDifferently === undefined) await repeat();
+        await (checkEndOfSweep ?? checkEnd)();
+        if (checkEndOfSweep === undefined) await repeat();
         else return;
       } else for (let i = 0; i < 2; i++) await repeat();
-      await under.store.housekeeping.sweep(scope);
-      await under.store.housekeeping.reclaim(scope);
-      await after();
-      expect(await readdir(under.at('.stowage', 'tmp'))).toEqual([]);
+      await storeUnderTest.store.housekeeping.sweep(scope);
+      await storeUnderTest.store.housekeeping.reclaim(scope);
+      await checkEnd();
+      expect(await readdir(storeUnderTest.at('.stowage', 'tmp'))).toEqual([]);
     });
   }
 }
 
 describe('after a kill during create', () => {
-  const whole = async (): Promise<void> => {
-    expect(await tree()).toEqual(['a', 'a.meta']);
-    expect(await seen()).toMatchObject([{ name: 'a', requestId: 'request' }]);
-    expect((await under.store.get(want.name, scope))?.condition).toBe('ok');
+  const expectComplete = async (): Promise<void> => {
+    expect(await listTree()).toEqual(['a', 'a.meta']);
+    expect(await listVolumes()).toMatchObject([{ name: 'a', requestId: 'request' }]);
+    expect((await storeUnderTest.store.get(want.name, scope))?.condition).toBe('ok');
   };
-  const repeat = (): Promise<unknown> => under.store.create({ ...want, id: newVolumeId() }, scope);
+  const repeat = (): Promise<unknown> => storeUnderTest.store.create({ ...want, id: newVolumeId() }, scope);
 
   for (const [title, text] of [
     ['when the record was empty', ''],
     ['in the middle of the record', '{"version":1,"id":"sv1-'],
   ] as const) {
-    crash(
+    testCrash(
       title,
       async () => {
-        await writeFile(under.at('a.meta'), text);
-        const between = async (): Promise<void> => {
-          expect(await seen()).toEqual([]);
-          expect(await under.store.get(want.name, scope)).toBeUndefined();
+        await writeFile(storeUnderTest.at('a.meta'), text);
+        const checkAfterRestart = async (): Promise<void> => {
+          expect(await listVolumes()).toEqual([]);
+          expect(await storeUnderTest.store.get(want.name, scope)).toBeUndefined();
         };
-        return { between, repeat, after: whole };
+        return { checkAfterRestart, repeat, checkEnd: expectComplete };
       },
-      async () => expect(await tree()).toEqual([]),
+      async () => expect(await listTree()).toEqual([]),
     );
   }
 
-  crash(
+  testCrash(
     'between record and data',
     async () => {
-      await under.store.create(want, scope);
-      await rmdir(under.at('a'));
-      await mkdir(under.at('.stowage', 'tmp', 'earlier-1'));
-      const between = async (): Promise<void> => {
-        expect(await under.store.get(want.name, scope)).toMatchObject({ condition: 'missing' });
+      await storeUnderTest.store.create(want, scope);
+      await rmdir(storeUnderTest.at('a'));
+      await mkdir(storeUnderTest.at('.stowage', 'tmp', 'earlier-1'));
+      const checkAfterRestart = async (): Promise<void> => {
+        expect(await storeUnderTest.store.get(want.name, scope)).toMatchObject({ condition: 'missing' });
       };
-      return { between, repeat, after: whole };
+      return { checkAfterRestart, repeat, checkEnd: expectComplete };
     },
     // Without a retry it looks like a volume that lost its data, so it stays visible.
-    async () => expect(await tree()).toEqual(['a.meta']),
+    async () => expect(await listTree()).toEqual(['a.meta']),
   );
 });
 
 describe('after a kill during delete', () => {
-  const gone = async (): Promise<void> => {
-    expect(await tree()).toEqual([]);
-    expect(await seen()).toEqual([]);
-    expect(await under.store.housekeeping.orphans(scope)).toEqual([]);
+  const expectGone = async (): Promise<void> => {
+    expect(await listTree()).toEqual([]);
+    expect(await listVolumes()).toEqual([]);
+    expect(await storeUnderTest.store.housekeeping.orphans(scope)).toEqual([]);
   };
 
-  crash('when the data were moved out', async () => {
-    const made = await filled();
-    await rename(under.at('a'), under.at('.stowage', 'deleting', made.id));
+  testCrash('when the data were moved out', async () => {
+    const made = await createFilled();
+    await rename(storeUnderTest.at('a'), storeUnderTest.at('.stowage', 'deleting', made.id));
     return {
-      between: async () => expect(await seen()).toEqual([made]),
-      repeat: () => under.store.delete(made, scope),
-      after: gone,
+      checkAfterRestart: async () => expect(await listVolumes()).toEqual([made]),
+      repeat: () => storeUnderTest.store.delete(made, scope),
+      checkEnd: expectGone,
     };
   });
 
-  crash(
+  testCrash(
     'between data and record, only if it is empty',
     async () => {
-      const made = await under.store.create(want, scope);
-      await rmdir(under.at('a'));
+      const made = await storeUnderTest.store.create(want, scope);
+      await rmdir(storeUnderTest.at('a'));
       return {
-        between: async () => expect(await seen()).toEqual([made]),
-        repeat: () => under.store.delete(made, scope, { onlyIfEmpty: true }),
-        after: gone,
+        checkAfterRestart: async () => expect(await listVolumes()).toEqual([made]),
+        repeat: () => storeUnderTest.store.delete(made, scope, { onlyIfEmpty: true }),
+        checkEnd: expectGone,
       };
     },
     // Without a retry it looks like a volume that lost its data, so it stays visible.
-    async () => expect(await tree()).toEqual(['a.meta']),
+    async () => expect(await listTree()).toEqual(['a.meta']),
   );
 
-  crash('when the record was gone too', async () => {
-    const made = await filled();
-    await rename(under.at('a'), under.at('.stowage', 'deleting', made.id));
-    await unlink(under.at('a.meta'));
+  testCrash('when the record was gone too', async () => {
+    const made = await createFilled();
+    await rename(storeUnderTest.at('a'), storeUnderTest.at('.stowage', 'deleting', made.id));
+    await unlink(storeUnderTest.at('a.meta'));
     return {
-      between: async () => expect(await seen()).toEqual([]),
-      repeat: () => under.store.delete(made, scope),
-      after: gone,
+      checkAfterRestart: async () => expect(await listVolumes()).toEqual([]),
+      repeat: () => storeUnderTest.store.delete(made, scope),
+      checkEnd: expectGone,
     };
   });
 
-  test('freeing space first removes the record first', async () => {
-    const made = await filled();
-    await rename(under.at('a'), under.at('.stowage', 'deleting', made.id));
-    await under.reopen();
-    await under.store.housekeeping.reclaim(scope);
-    await gone();
+  test('reclaim removes the record before it frees the space', async () => {
+    const made = await createFilled();
+    await rename(storeUnderTest.at('a'), storeUnderTest.at('.stowage', 'deleting', made.id));
+    await storeUnderTest.reopen();
+    await storeUnderTest.store.housekeeping.reclaim(scope);
+    await expectGone();
   });
 
-  test('a repeated creation before the repeated deletion makes a new volume without the old data', async () => {
-    const made = await filled();
-    await rename(under.at('a'), under.at('.stowage', 'deleting', made.id));
-    await under.reopen();
-    const again = await under.store.create({ ...want, id: newVolumeId() }, scope);
+  test('a creation before the deletion is repeated makes a new volume without the old data', async () => {
+    const made = await createFilled();
+    await rename(storeUnderTest.at('a'), storeUnderTest.at('.stowage', 'deleting', made.id));
+    await storeUnderTest.reopen();
+    const again = await storeUnderTest.store.create({ ...want, id: newVolumeId() }, scope);
     expect(again.id).not.toBe(made.id);
-    await under.store.housekeeping.reclaim(scope);
-    expect(await tree()).toEqual(['a', 'a.meta']);
+    await storeUnderTest.store.housekeeping.reclaim(scope);
+    expect(await listTree()).toEqual(['a', 'a.meta']);
   });
 });
 
 describe('after a kill during rename', () => {
-  const done = async (): Promise<void> => {
-    expect(await tree()).toEqual(['b', 'b.meta', 'b/file']);
-    expect(await seen()).toMatchObject([{ id: want.id, name: 'b' }]);
-    expect(await under.store.housekeeping.orphans(scope)).toEqual([]);
+  const expectRenamed = async (): Promise<void> => {
+    expect(await listTree()).toEqual(['b', 'b.meta', 'b/file']);
+    expect(await listVolumes()).toMatchObject([{ id: want.id, name: 'b' }]);
+    expect(await storeUnderTest.store.housekeeping.orphans(scope)).toEqual([]);
   };
-  const oneOnly = async (): Promise<void> => {
-    expect((await seen()).map(({ id }) => id)).toEqual([want.id]);
+  const expectOneVolume = async (): Promise<void> => {
+    expect((await listVolumes()).map(({ id }) => id)).toEqual([want.id]);
     const conditions = await Promise.all(
-      [want.name, b].map(async (name) => (await under.store.get(name, scope))?.condition),
+      [want.name, newName].map(async (name) => (await storeUnderTest.store.get(name, scope))?.condition),
     );
     expect(conditions.filter((condition) => condition !== undefined)).toEqual(['ok']);
   };
 
-  crash(
+  testCrash(
     'when only the intent was written',
     async () => {
-      const made = await filled();
-      await intend('a.meta', { movingTo: 'b', revision: 2 });
-      return { between: oneOnly, repeat: () => under.store.rename(made, b, scope), after: done };
+      const made = await createFilled();
+      await writeIntent('a.meta', { movingTo: 'b', revision: 2 });
+      return {
+        checkAfterRestart: expectOneVolume,
+        repeat: () => storeUnderTest.store.rename(made, newName, scope),
+        checkEnd: expectRenamed,
+      };
     },
     async () => {
-      expect(await tree()).toEqual(['a', 'a.meta', 'a/file']);
-      await oneOnly();
+      expect(await listTree()).toEqual(['a', 'a.meta', 'a/file']);
+      await expectOneVolume();
     },
   );
 
-  crash('when the data were moved', async () => {
-    const made = await filled();
-    await intend('a.meta', { movingTo: 'b', revision: 2 });
-    await rename(under.at('a'), under.at('b'));
-    return { between: oneOnly, repeat: () => under.store.rename(made, b, scope), after: done };
+  testCrash('when the data were moved', async () => {
+    const made = await createFilled();
+    await writeIntent('a.meta', { movingTo: 'b', revision: 2 });
+    await rename(storeUnderTest.at('a'), storeUnderTest.at('b'));
+    return {
+      checkAfterRestart: expectOneVolume,
+      repeat: () => storeUnderTest.store.rename(made, newName, scope),
+      checkEnd: expectRenamed,
+    };
   });
 
-  crash('when the record was moved', async () => {
-    const made = await filled();
-    await intend('a.meta', { movingTo: 'b', revision: 2 });
-    await rename(under.at('a'), under.at('b'));
-    await rename(under.at('a.meta'), under.at('b.meta'));
-    return { between: oneOnly, repeat: () => under.store.rename(made, b, scope), after: done };
+  testCrash('when the record was moved', async () => {
+    const made = await createFilled();
+    await writeIntent('a.meta', { movingTo: 'b', revision: 2 });
+    await rename(storeUnderTest.at('a'), storeUnderTest.at('b'));
+    await rename(storeUnderTest.at('a.meta'), storeUnderTest.at('b.meta'));
+    return {
+      checkAfterRestart: expectOneVolume,
+      repeat: () => storeUnderTest.store.rename(made, newName, scope),
+      checkEnd: expectRenamed,
+    };
   });
 
   test('an abandoned intent does not affect a volume that takes the other name', async () => {
-    const made = await filled();
-    await intend('a.meta', { movingTo: 'b', revision: 2 });
-    const other = await under.store.create({ ...want, id: newVolumeId(), name: b, requestId: 'other' }, scope);
-    await under.lose(made);
-    await under.reopen();
-    await under.store.housekeeping.sweep(scope);
-    expect((await under.store.get(b, scope))?.volume).toEqual(other);
-    expect((await under.store.get(made.name, scope))?.condition).toBe('missing');
+    const made = await createFilled();
+    await writeIntent('a.meta', { movingTo: 'b', revision: 2 });
+    const other = await storeUnderTest.store.create(
+      { ...want, id: newVolumeId(), name: newName, requestId: 'other' },
+      scope,
+    );
+    await storeUnderTest.lose(made);
+    await storeUnderTest.reopen();
+    await storeUnderTest.store.housekeeping.sweep(scope);
+    expect((await storeUnderTest.store.get(newName, scope))?.volume).toEqual(other);
+    expect((await storeUnderTest.store.get(made.name, scope))?.condition).toBe('missing');
   });
 
   test('other verbs finish the interrupted rename first', async () => {
-    const made = await filled();
-    await intend('a.meta', { movingTo: 'b', revision: 2 });
-    await rename(under.at('a'), under.at('b'));
-    await under.reopen();
-    expect(await under.store.label(made, { x: 'y' }, scope)).toMatchObject({ name: 'b', labels: { x: 'y' } });
-    expect(await tree()).toEqual(['b', 'b.meta', 'b/file']);
+    const made = await createFilled();
+    await writeIntent('a.meta', { movingTo: 'b', revision: 2 });
+    await rename(storeUnderTest.at('a'), storeUnderTest.at('b'));
+    await storeUnderTest.reopen();
+    expect(await storeUnderTest.store.label(made, { x: 'y' }, scope)).toMatchObject({ name: 'b', labels: { x: 'y' } });
+    expect(await listTree()).toEqual(['b', 'b.meta', 'b/file']);
   });
 });
 
 describe('after a kill during a move to the trash', () => {
-  const put = async (made: Volume): Promise<void> => {
-    await intend('a.meta', { deletedAt: 7 });
-    await mkdir(under.at('.stowage', 'trash', made.id));
+  const beginTrashing = async (made: Volume): Promise<void> => {
+    await writeIntent('a.meta', { deletedAt: 7 });
+    await mkdir(storeUnderTest.at('.stowage', 'trash', made.id));
   };
-  const done = async (): Promise<void> => {
+  const expectTrashed = async (): Promise<void> => {
     const entry = `.stowage/trash/${want.id}`;
-    expect(await tree()).toEqual([entry, `${entry}/data`, `${entry}/data/file`, `${entry}/meta`]);
-    expect(await seen()).toEqual([]);
-    expect(await trashed()).toEqual([want.id]);
+    expect(await listTree()).toEqual([entry, `${entry}/data`, `${entry}/data/file`, `${entry}/meta`]);
+    expect(await listVolumes()).toEqual([]);
+    expect(await trashedIds()).toEqual([want.id]);
   };
-  const inOnePlace = async (): Promise<void> => {
-    expect([...(await seen()).map(({ id }) => id), ...(await trashed())]).toEqual([want.id]);
+  const expectInOnePlace = async (): Promise<void> => {
+    expect([...(await listVolumes()).map(({ id }) => id), ...(await trashedIds())]).toEqual([want.id]);
   };
 
-  crash(
+  testCrash(
     'before the data were moved',
     async () => {
-      const made = await filled();
-      await put(made);
-      return { between: inOnePlace, repeat: () => under.store.trash.put(made, keptForAWeek(7), scope), after: done };
+      const made = await createFilled();
+      await beginTrashing(made);
+      return {
+        checkAfterRestart: expectInOnePlace,
+        repeat: () => storeUnderTest.store.trash.put(made, keptForAWeek(7), scope),
+        checkEnd: expectTrashed,
+      };
     },
     async () => {
-      expect(await tree()).toEqual(['a', 'a.meta', 'a/file']);
-      await inOnePlace();
+      expect(await listTree()).toEqual(['a', 'a.meta', 'a/file']);
+      await expectInOnePlace();
     },
   );
 
-  crash('when the data were moved', async () => {
-    const made = await filled();
-    await put(made);
-    await rename(under.at('a'), under.at('.stowage', 'trash', made.id, 'data'));
-    return { between: inOnePlace, repeat: () => under.store.trash.put(made, keptForAWeek(7), scope), after: done };
+  testCrash('when the data were moved', async () => {
+    const made = await createFilled();
+    await beginTrashing(made);
+    await rename(storeUnderTest.at('a'), storeUnderTest.at('.stowage', 'trash', made.id, 'data'));
+    return {
+      checkAfterRestart: expectInOnePlace,
+      repeat: () => storeUnderTest.store.trash.put(made, keptForAWeek(7), scope),
+      checkEnd: expectTrashed,
+    };
   });
 });
 
 describe('after a kill during restore', () => {
-  const inTrash = async (): Promise<Volume> => {
-    const made = await filled();
-    await under.store.trash.put(made, keptForAWeek(7), scope);
+  const createTrashed = async (): Promise<Volume> => {
+    const made = await createFilled();
+    await storeUnderTest.store.trash.put(made, keptForAWeek(7), scope);
     return made;
   };
-  const done = async (): Promise<void> => {
-    expect(await tree()).toEqual(['b', 'b.meta', 'b/file']);
-    expect(await seen()).toMatchObject([{ id: want.id, name: 'b' }]);
-    expect(await trashed()).toEqual([]);
-    expect(await under.store.housekeeping.orphans(scope)).toEqual([]);
+  const expectRestored = async (): Promise<void> => {
+    expect(await listTree()).toEqual(['b', 'b.meta', 'b/file']);
+    expect(await listVolumes()).toMatchObject([{ id: want.id, name: 'b' }]);
+    expect(await trashedIds()).toEqual([]);
+    expect(await storeUnderTest.store.housekeeping.orphans(scope)).toEqual([]);
   };
-  const inOnePlace = async (): Promise<void> => {
-    expect([...(await seen()).map(({ id }) => id), ...(await trashed())]).toEqual([want.id]);
+  const expectInOnePlace = async (): Promise<void> => {
+    expect([...(await listVolumes()).map(({ id }) => id), ...(await trashedIds())]).toEqual([want.id]);
   };
   const record = `.stowage/trash/${want.id}/meta`;
 
-  crash(
+  testCrash(
     'when only the intent was written',
     async () => {
-      const made = await inTrash();
-      await intend(record, { movingTo: 'b' });
-      return { between: inOnePlace, repeat: () => under.store.trash.restore(made.id, b, scope), after: done };
+      const made = await createTrashed();
+      await writeIntent(record, { movingTo: 'b' });
+      return {
+        checkAfterRestart: expectInOnePlace,
+        repeat: () => storeUnderTest.store.trash.restore(made.id, newName, scope),
+        checkEnd: expectRestored,
+      };
     },
-    inOnePlace,
+    expectInOnePlace,
   );
 
-  crash('when the data were moved', async () => {
-    const made = await inTrash();
-    await intend(record, { movingTo: 'b' });
-    await rename(under.at('.stowage', 'trash', made.id, 'data'), under.at('b'));
-    return { between: inOnePlace, repeat: () => under.store.trash.restore(made.id, b, scope), after: done };
+  testCrash('when the data were moved', async () => {
+    const made = await createTrashed();
+    await writeIntent(record, { movingTo: 'b' });
+    await rename(storeUnderTest.at('.stowage', 'trash', made.id, 'data'), storeUnderTest.at('b'));
+    return {
+      checkAfterRestart: expectInOnePlace,
+      repeat: () => storeUnderTest.store.trash.restore(made.id, newName, scope),
+      checkEnd: expectRestored,
+    };
   });
 
-  crash('when the record was moved', async () => {
-    const made = await inTrash();
-    await intend(record, { movingTo: 'b' });
-    await rename(under.at('.stowage', 'trash', made.id, 'data'), under.at('b'));
-    await rename(under.at(record), under.at('b.meta'));
-    return { between: inOnePlace, repeat: () => under.store.trash.restore(made.id, b, scope), after: done };
+  testCrash('when the record was moved', async () => {
+    const made = await createTrashed();
+    await writeIntent(record, { movingTo: 'b' });
+    await rename(storeUnderTest.at('.stowage', 'trash', made.id, 'data'), storeUnderTest.at('b'));
+    await rename(storeUnderTest.at(record), storeUnderTest.at('b.meta'));
+    return {
+      checkAfterRestart: expectInOnePlace,
+      repeat: () => storeUnderTest.store.trash.restore(made.id, newName, scope),
+      checkEnd: expectRestored,
+    };
   });
 });
 
 describe('after a kill during the adoption of a released volume', () => {
-  crash('when the record was written', async () => {
-    const made = await filled();
-    await under.store.adoption.release(made, scope);
-    const retained = under.at('.stowage', 'retained', `${made.id}.meta`);
+  testCrash('when the record was written', async () => {
+    const made = await createFilled();
+    await storeUnderTest.store.adoption.release(made, scope);
+    const retained = storeUnderTest.at('.stowage', 'retained', `${made.id}.meta`);
     const meta = JSON.parse(await readFile(retained, 'utf8'));
-    await writeFile(under.at('a.meta'), JSON.stringify({ ...meta, requestId: 'adopt', revision: 2 }));
-    const whole = async (): Promise<void> => {
-      expect(await tree()).toEqual(['a', 'a.meta', 'a/file']);
-      expect(await seen()).toMatchObject([{ id: made.id, name: 'a', requestId: 'adopt' }]);
+    await writeFile(storeUnderTest.at('a.meta'), JSON.stringify({ ...meta, requestId: 'adopt', revision: 2 }));
+    const expectAdopted = async (): Promise<void> => {
+      expect(await listTree()).toEqual(['a', 'a.meta', 'a/file']);
+      expect(await listVolumes()).toMatchObject([{ id: made.id, name: 'a', requestId: 'adopt' }]);
     };
     return {
-      between: async () => expect(await seen()).toMatchObject([{ id: made.id }]),
-      repeat: () => under.store.adoption.adopt(made.name, { ...want, requestId: 'adopt' }, scope),
-      after: whole,
+      checkAfterRestart: async () => expect(await listVolumes()).toMatchObject([{ id: made.id }]),
+      repeat: () => storeUnderTest.store.adoption.adopt(made.name, { ...want, requestId: 'adopt' }, scope),
+      checkEnd: expectAdopted,
     };
   });
 });

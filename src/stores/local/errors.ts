@@ -4,12 +4,12 @@ import { type CodeAndReason, StowageError, stowageError } from '#core/errors.ts'
 type Explanation = CodeAndReason & { readonly why: string; readonly action: string };
 
 /** Explains errors of system calls on the store's directory to users. */
-const meanings: Readonly<Record<string, (root: string) => Explanation>> = {
+const explanationByErrno: Readonly<Record<string, (root: string) => Explanation>> = {
   ENOSPC: (root) => ({
     code: 'exhausted',
     reason: 'store-full',
-    why: `no room is left on the file system of ${root}`,
-    action: `Free some room there (df -h ${root}; df -i ${root}), or delete volumes that are no longer needed.`,
+    why: `no space left on the file system of ${root}`,
+    action: `Free some space there (df -h ${root}; df -i ${root}), or delete volumes that are no longer needed.`,
   }),
   EDQUOT: (root) => ({
     code: 'exhausted',
@@ -21,8 +21,7 @@ const meanings: Readonly<Record<string, (root: string) => Explanation>> = {
     code: 'denied',
     reason: 'store-file-system-read-only',
     why: `the file system of ${root} is mounted read-only`,
-    action:
-      'Mount it writable again (after an error, look at dmesg first), or give the store the option readOnly=true.',
+    action: 'Remount it read-write (after an error, check dmesg first), or set readOnly=true on the store.',
   }),
   EACCES: (root) => permission(root),
   EPERM: (root) => permission(root),
@@ -42,7 +41,7 @@ const meanings: Readonly<Record<string, (root: string) => Explanation>> = {
     code: 'unsupported',
     reason: 'store-cannot-move',
     why: `the file system of ${root} cannot move data within the store; an overlay cannot move directories of its lower layers`,
-    action: `Have the store on a disk or a volume of its own (findmnt -T ${root} shows what it is on now), in one mount and one quota project.`,
+    action: `Put the store on its own disk or volume (findmnt -T ${root} shows where it is now), in one mount and one quota project.`,
   }),
   EMFILE: () => tooManyFiles,
   ENFILE: () => tooManyFiles,
@@ -68,7 +67,7 @@ const ioError = (root: string): Explanation => ({
   code: 'unavailable',
   reason: 'store-io-error',
   why: `the file system of ${root} returned an input/output error`,
-  action: 'Look at dmesg for the disk or the server behind it; try again when it is healthy.',
+  action: 'Check dmesg for errors of the disk or the server behind it, and try again when it is healthy.',
 });
 
 const tooManyFiles: Explanation = {
@@ -81,7 +80,8 @@ const tooManyFiles: Explanation = {
 /** `doing` completes "… failed": 'creating volume a'. */
 export function storeFailure(cause: unknown, doing: string, root: string): StowageError {
   const code = errnoOf(cause);
-  const explanation = code === undefined || cause instanceof StowageError ? undefined : meanings[code]?.(root);
+  const explanation =
+    code === undefined || cause instanceof StowageError ? undefined : explanationByErrno[code]?.(root);
   if (explanation === undefined) return stowageError(cause);
   const { why, ...rest } = explanation;
   return new StowageError(`${doing} failed: ${why}`, { ...rest, cause });
@@ -97,7 +97,7 @@ export function rootMissing(root: string, cause?: unknown): StowageError {
 }
 
 export function rootChanged(root: string): StowageError {
-  return new StowageError(`${root} is no longer the directory the store was opened in`, {
+  return new StowageError(`${root} is no longer the directory that the store was opened in`, {
     code: 'unavailable',
     reason: 'store-root-changed',
     action:

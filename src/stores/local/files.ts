@@ -19,12 +19,12 @@ export const localFiles: Files = {
   read: readBounded,
   writeNew,
   writeNewUnless: async (beside, path, text) => {
-    if ((await lstatIfThere(beside)) !== undefined) return 'one of them is there';
+    if ((await lstatIfThere(beside)) !== undefined) return 'exists';
     try {
       await writeNew(path, text);
       return 'written';
     } catch (cause) {
-      if (isErrno(cause, 'EEXIST')) return 'one of them is there';
+      if (isErrno(cause, 'EEXIST')) return 'exists';
       throw cause;
     }
   },
@@ -64,15 +64,15 @@ export async function lstatIfThere(path: string): Promise<Stats | undefined> {
 
 /** False: absent. */
 export async function unlinkIfThere(path: string): Promise<boolean> {
-  return ifThere(unlink(path));
+  return falseIfAbsent(unlink(path));
 }
 
 /** False: `from` does not exist. */
 export async function renameIfThere(from: string, to: string): Promise<boolean> {
-  return ifThere(rename(from, to));
+  return falseIfAbsent(rename(from, to));
 }
 
-async function ifThere(work: Promise<void>): Promise<boolean> {
+async function falseIfAbsent(work: Promise<void>): Promise<boolean> {
   try {
     await work;
     return true;

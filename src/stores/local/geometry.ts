@@ -9,7 +9,7 @@ import {
 export const MiB = 1024n * 1024n;
 export const blockSize = 4096n;
 
-/** The parameters that decide how much of an image file its file system can offer. From our own mkfs options or from a superblock. */
+/** The parameters that determine how much of an image file its file system can offer. From our own mkfs options or from a superblock. */
 export type Geometry = XfsGeometry | Ext4Geometry;
 
 export interface XfsGeometry {
@@ -35,16 +35,16 @@ export interface Ext4Geometry {
 export interface FoundFileSystem {
   readonly geometry: Geometry;
   /** The size that `df` shows. */
-  readonly usable: bigint;
+  readonly usableBytes: bigint;
 }
 
-const ceil = (a: bigint, b: bigint): bigint => (a + b - 1n) / b;
-const larger = (a: bigint, b: bigint): bigint => (a > b ? a : b);
-const smaller = (a: bigint, b: bigint): bigint => (a < b ? a : b);
+const ceilDiv = (a: bigint, b: bigint): bigint => (a + b - 1n) / b;
+const max = (a: bigint, b: bigint): bigint => (a > b ? a : b);
+const min = (a: bigint, b: bigint): bigint => (a < b ? a : b);
 
 /** The size of an image file whose file system offers `bytes`, and hardly more, so that `df` shows the requested size. */
 export function fileSize(geometry: Geometry, bytes: bigint): bigint {
-  const wanted = ceil(bytes, geometry.block);
+  const wanted = ceilDiv(bytes, geometry.block);
   const blocks = geometry.filesystem === 'xfs' ? xfsBlocks(geometry, wanted) : ext4Blocks(geometry, wanted);
   return blocks * geometry.block;
 }
@@ -52,49 +52,49 @@ export function fileSize(geometry: Geometry, bytes: bigint): bigint {
 function xfsBlocks({ logBlocks, groupBlocks }: XfsGeometry, wanted: bigint): bigint {
   const blocks = wanted + logBlocks;
   if (groupBlocks === undefined) return blocks;
-  const last = blocks % groupBlocks;
-  return last === 0n || last >= minXfsGroupBlocks ? blocks : blocks - last + minXfsGroupBlocks;
+  const lastGroup = blocks % groupBlocks;
+  return lastGroup === 0n || lastGroup >= minXfsGroupBlocks ? blocks : blocks - lastGroup + minXfsGroupBlocks;
 }
 
 const inodeSize = 256n;
 const bytesPerInode = 16384n;
 
 /** Groups that carry a copy of the superblock: 0, 1 and the powers of 3, 5 and 7 (feature sparse_super). */
-function copies(groups: bigint): bigint {
+function superblockCopies(groups: bigint): bigint {
   let count = groups > 1n ? 2n : 1n;
   for (const base of [3n, 5n, 7n]) for (let group = base; group < groups; group *= base) count += 1n;
   return count;
 }
 
 function hasCopy(group: bigint): boolean {
-  return copies(group + 1n) > copies(group) || group < 2n;
+  return superblockCopies(group + 1n) > superblockCopies(group) || group < 2n;
 }
 
 /** The kernel's ext4_calculate_overhead for the features we use; measured to be exact for file systems mke2fs made. */
 function ext4Overhead(geometry: Ext4Geometry, blocks: bigint): { readonly all: bigint; readonly lastGroup: bigint } {
-  const groups = ceil(blocks, geometry.groupBlocks);
-  const inUse = ceil(groups * geometry.descriptorSize, geometry.block);
+  const groups = ceilDiv(blocks, geometry.groupBlocks);
+  const inUse = ceilDiv(groups * geometry.descriptorSize, geometry.block);
   const table = geometry.inodeTableBlocks ?? newInodeTable(geometry, blocks, groups);
   const descriptors = geometry.descriptorBlocks ?? newDescriptors(geometry, blocks, inUse);
-  const copy = 1n + larger(descriptors, inUse);
-  const own = table + 2n;
+  const copyBlocks = 1n + max(descriptors, inUse);
+  const ownBlocks = table + 2n;
   return {
-    all: groups * own + copies(groups) * copy + geometry.journalBlocks,
-    lastGroup: own + (hasCopy(groups - 1n) ? copy : 0n),
+    all: groups * ownBlocks + superblockCopies(groups) * copyBlocks + geometry.journalBlocks,
+    lastGroup: ownBlocks + (hasCopy(groups - 1n) ? copyBlocks : 0n),
   };
 }
 
 function newInodeTable({ block }: Ext4Geometry, blocks: bigint, groups: bigint): bigint {
-  return ceil(ceil(ceil(blocks * block, bytesPerInode), groups) * inodeSize, block);
+  return ceilDiv(ceilDiv(ceilDiv(blocks * block, bytesPerInode), groups) * inodeSize, block);
 }
 
-/** mke2fs leaves room for the descriptors of a file system 1024 times as large, one indirect block's worth at most. */
+/** mke2fs reserves space for the descriptors of a file system 1024 times as large, but at most one indirect block. */
 function newDescriptors({ block, descriptorSize, groupBlocks }: Ext4Geometry, blocks: bigint, inUse: bigint): bigint {
   const largest = blocks * 1024n > 2n ** 32n - 1n && blocks <= 2n ** 32n - 1n ? 2n ** 32n - 1n : blocks * 1024n;
-  const all = ceil(ceil(largest, groupBlocks), block / descriptorSize);
+  const all = ceilDiv(ceilDiv(largest, groupBlocks), block / descriptorSize);
   const reserved = all > inUse ? all - inUse : 0n;
-  const most = block / 4n;
-  return inUse + smaller(reserved, most);
+  const maxReserved = block / 4n;
+  return inUse + min(reserved, maxReserved);
 }
 
 function ext4Blocks(geometry: Ext4Geometry, wanted: bigint): bigint {
@@ -104,8 +104,8 @@ function ext4Blocks(geometry: Ext4Geometry, wanted: bigint): bigint {
     const overhead = ext4Overhead(geometry, blocks);
     let next = wanted + overhead.all;
     const last = next % geometry.groupBlocks;
-    const least = overhead.lastGroup + minExt4GroupBlocks;
-    if (last > 0n && last < least) next += least - last;
+    const minLastGroup = overhead.lastGroup + minExt4GroupBlocks;
+    if (last > 0n && last < minLastGroup) next += minLastGroup - last;
     if (next <= blocks) return blocks;
     blocks = next;
   }
@@ -125,24 +125,24 @@ function xfsGeometry({
   logBlocks,
 }: XfsSuperblock): FoundFileSystem | undefined {
   if (groupBlocks < minXfsGroupBlocks || logBlocks > blocks) return undefined;
-  return { geometry: { filesystem: 'xfs', block, logBlocks, groupBlocks }, usable: (blocks - logBlocks) * block };
+  return { geometry: { filesystem: 'xfs', block, logBlocks, groupBlocks }, usableBytes: (blocks - logBlocks) * block };
 }
 
 function ext4Geometry(superblock: Ext4Superblock): FoundFileSystem | undefined {
   const { blockBytes: block, blocks, groupBlocks, descriptorBytes: descriptorSize, inodeTableBlocks } = superblock;
   if (groupBlocks < 256n || groupBlocks > 8n * block) return undefined;
   if (descriptorSize < 32n || descriptorSize > block) return undefined;
-  const inUse = ceil(ceil(blocks, groupBlocks) * descriptorSize, block);
+  const inUse = ceilDiv(ceilDiv(blocks, groupBlocks) * descriptorSize, block);
   const geometry: Ext4Geometry = {
     filesystem: 'ext4',
     block,
     groupBlocks,
     descriptorSize,
     inodeTableBlocks,
-    journalBlocks: ceil(superblock.journalBytes, block),
+    journalBlocks: ceilDiv(superblock.journalBytes, block),
     descriptorBlocks: inUse + superblock.reservedDescriptorBlocks,
   };
   const overhead = ext4Overhead(geometry, blocks).all;
   if (overhead >= blocks) return undefined;
-  return { geometry, usable: (blocks - overhead) * block };
+  return { geometry, usableBytes: (blocks - overhead) * block };
 }

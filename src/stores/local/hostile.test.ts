@@ -26,25 +26,25 @@ import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
 import { keptForAWeek } from '#testing/trash-retention.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 
-let under: LocalStoreUnderTest;
+let storeUnderTest: LocalStoreUnderTest;
 let outside: string;
 
 beforeEach(async () => {
-  under = await localStore();
+  storeUnderTest = await localStore();
   outside = await mkdtemp(join(tmpdir(), 'stowage-outside-'));
   await writeFile(join(outside, 'precious'), 'precious');
 });
 afterEach(async () => {
-  await under[Symbol.asyncDispose]();
+  await storeUnderTest[Symbol.asyncDispose]();
   expect(await readFile(join(outside, 'precious'), 'utf8')).toBe('precious');
   expect(await readdir(outside)).toEqual(['precious']);
   await rm(outside, { recursive: true });
 });
 
 const create = (name: string, more: Partial<VolumeSpec> = {}): Promise<Volume> =>
-  under.store.create(volumeSpec(name, more), scope);
+  storeUnderTest.store.create(volumeSpec(name, more), scope);
 
-async function reason(work: Promise<unknown>): Promise<string> {
+async function reasonOf(work: Promise<unknown>): Promise<string> {
   const thrown = await work.then(
     () => undefined,
     (cause: unknown) => cause,
@@ -54,74 +54,80 @@ async function reason(work: Promise<unknown>): Promise<string> {
 
 describe('a symbolic link', () => {
   test('at the path of new data is refused and not touched', async () => {
-    await symlink(outside, under.at('a'));
-    expect(await reason(create('a'))).toBe('exists directory-unrecorded');
-    expect(await readlink(under.at('a'))).toBe(outside);
-    expect(await readdir(under.root)).toEqual(['.stowage', 'a']);
-    expect(await under.store.adoption.adoptable(scope)).toEqual([{ name: 'a', reason: 'it is a symbolic link' }]);
-    expect(await reason(under.store.adoption.adopt(volumeName('a'), volumeSpec('a'), scope))).toBe(
+    await symlink(outside, storeUnderTest.at('a'));
+    expect(await reasonOf(create('a'))).toBe('exists directory-unrecorded');
+    expect(await readlink(storeUnderTest.at('a'))).toBe(outside);
+    expect(await readdir(storeUnderTest.root)).toEqual(['.stowage', 'a']);
+    expect(await storeUnderTest.store.adoption.adoptable(scope)).toEqual([
+      { name: 'a', reason: 'it is a symbolic link' },
+    ]);
+    expect(await reasonOf(storeUnderTest.store.adoption.adopt(volumeName('a'), volumeSpec('a'), scope))).toBe(
       'conflict not-adoptable',
     );
   });
 
   test('that dangles makes the name unavailable, too', async () => {
-    await symlink('/nowhere', under.at('a'));
-    expect(await reason(create('a'))).toBe('exists directory-unrecorded');
+    await symlink('/nowhere', storeUnderTest.at('a'));
+    expect(await reasonOf(create('a'))).toBe('exists directory-unrecorded');
   });
 
   test('at the path of existing data is never followed, and can be deleted', async () => {
     const made = await create('a');
-    await rmdir(under.at('a'));
-    await symlink(outside, under.at('a'));
-    expect(await under.store.get(made.name, scope)).toMatchObject({
+    await rmdir(storeUnderTest.at('a'));
+    await symlink(outside, storeUnderTest.at('a'));
+    expect(await storeUnderTest.store.get(made.name, scope)).toMatchObject({
       condition: 'missing',
-      detail: `${under.at('a')} is a symbolic link`,
+      detail: `${storeUnderTest.at('a')} is a symbolic link`,
     });
-    expect(await reason(under.store.source(made, scope))).toBe('conflict volume-data-unusable');
-    expect(await reason(under.store.usage(made, scope))).toBe('conflict volume-data-unusable');
-    expect(await reason(create('a'))).toBe('conflict volume-data-unusable');
-    await under.store.delete(made, scope);
-    await under.store.housekeeping.reclaim(scope);
-    expect(await readdir(under.root)).toEqual(['.stowage']);
-    expect(await readdir(under.at('.stowage', 'deleting'))).toEqual([]);
+    expect(await reasonOf(storeUnderTest.store.source(made, scope))).toBe('conflict volume-data-unusable');
+    expect(await reasonOf(storeUnderTest.store.usage(made, scope))).toBe('conflict volume-data-unusable');
+    expect(await reasonOf(create('a'))).toBe('conflict volume-data-unusable');
+    await storeUnderTest.store.delete(made, scope);
+    await storeUnderTest.store.housekeeping.reclaim(scope);
+    expect(await readdir(storeUnderTest.root)).toEqual(['.stowage']);
+    expect(await readdir(storeUnderTest.at('.stowage', 'deleting'))).toEqual([]);
   });
 
   test('at the path of a record is not read', async () => {
     const made = await create('b');
-    await symlink(under.at('b.meta'), under.at('a.meta'));
-    expect(await reason(under.store.get(volumeName('a'), scope))).toBe('conflict record-unreadable');
-    expect(await reason(create('a'))).toBe('conflict record-unreadable');
-    expect(await reason(under.store.delete({ ...made, name: volumeName('a') }, scope))).toBe(
+    await symlink(storeUnderTest.at('b.meta'), storeUnderTest.at('a.meta'));
+    expect(await reasonOf(storeUnderTest.store.get(volumeName('a'), scope))).toBe('conflict record-unreadable');
+    expect(await reasonOf(create('a'))).toBe('conflict record-unreadable');
+    expect(await reasonOf(storeUnderTest.store.delete({ ...made, name: volumeName('a') }, scope))).toBe(
       'conflict record-unreadable',
     );
-    expect(await Array.fromAsync(under.store.list(scope))).toEqual([made]);
-    await under.store.housekeeping.sweep(scope);
-    expect(await under.store.housekeeping.orphans(scope)).toMatchObject([{ kind: 'unreadable-record', name: 'a' }]);
+    expect(await Array.fromAsync(storeUnderTest.store.list(scope))).toEqual([made]);
+    await storeUnderTest.store.housekeeping.sweep(scope);
+    expect(await storeUnderTest.store.housekeeping.orphans(scope)).toMatchObject([
+      { kind: 'unreadable-record', name: 'a' },
+    ]);
   });
 
   test('at the path of a record is not read even if it leads to a valid record', async () => {
     await create('a');
-    await rename(under.at('a.meta'), under.at('elsewhere'));
-    await symlink('elsewhere', under.at('a.meta'));
-    const failure = under.store.get(volumeName('a'), scope);
-    await expect(failure).rejects.toThrow(`the record ${under.at('a.meta')} cannot be read: it is a symbolic link`);
+    await rename(storeUnderTest.at('a.meta'), storeUnderTest.at('elsewhere'));
+    await symlink('elsewhere', storeUnderTest.at('a.meta'));
+    const failure = storeUnderTest.store.get(volumeName('a'), scope);
+    await expect(failure).rejects.toThrow(
+      `the record ${storeUnderTest.at('a.meta')} cannot be read: it is a symbolic link`,
+    );
   });
 
   test('inside a volume is removed with it, and its target is not', async () => {
     const made = await create('a');
-    await mkdir(under.at('a', 'd', 'e'), { recursive: true });
-    await symlink(outside, under.at('a', 'link'));
-    await symlink(outside, under.at('a', 'd', 'e', 'link'));
-    const usage = await under.store.usage(made, scope);
+    await mkdir(storeUnderTest.at('a', 'd', 'e'), { recursive: true });
+    await symlink(outside, storeUnderTest.at('a', 'link'));
+    await symlink(outside, storeUnderTest.at('a', 'd', 'e', 'link'));
+    const usage = await storeUnderTest.store.usage(made, scope);
     expect(usage).toMatchObject({ files: 4n, complete: true });
-    await under.store.delete(made, scope);
-    await under.store.housekeeping.reclaim(scope);
-    expect(await readdir(under.at('.stowage', 'deleting'))).toEqual([]);
+    await storeUnderTest.store.delete(made, scope);
+    await storeUnderTest.store.housekeeping.reclaim(scope);
+    expect(await readdir(storeUnderTest.at('.stowage', 'deleting'))).toEqual([]);
   });
 });
 
 describe('a record', () => {
-  const good = (): Record<string, unknown> => ({
+  const validRecord = (): Record<string, unknown> => ({
     version: 1,
     id: newVolumeId(),
     name: 'a',
@@ -148,69 +154,71 @@ describe('a record', () => {
     ['instance', { instance: 1 }],
     ['movingTo', { movingTo: '..' }],
     ['deletedAt', { deletedAt: 'x' }],
-  ])('with a wrong %s is reported and left alone: %j', async (field, change) => {
-    await mkdir(under.at('a'));
-    await writeFile(under.at('a.meta'), JSON.stringify({ ...good(), ...change }));
-    expect(await Array.fromAsync(under.store.list(scope))).toEqual([]);
-    await under.store.housekeeping.sweep(scope);
-    expect(await under.store.housekeeping.orphans(scope)).toMatchObject([
+  ])('with an invalid %s is reported and kept: %j', async (field, change) => {
+    await mkdir(storeUnderTest.at('a'));
+    await writeFile(storeUnderTest.at('a.meta'), JSON.stringify({ ...validRecord(), ...change }));
+    expect(await Array.fromAsync(storeUnderTest.store.list(scope))).toEqual([]);
+    await storeUnderTest.store.housekeeping.sweep(scope);
+    expect(await storeUnderTest.store.housekeeping.orphans(scope)).toMatchObject([
       {
         kind: 'unreadable-record',
-        detail: `the record ${under.at('a.meta')} cannot be read: its field ${field} is missing or wrong`,
+        detail: `the record ${storeUnderTest.at('a.meta')} cannot be read: its field ${field} is missing or wrong`,
       },
     ]);
-    expect(await readdir(under.root)).toEqual(['.stowage', 'a', 'a.meta']);
+    expect(await readdir(storeUnderTest.root)).toEqual(['.stowage', 'a', 'a.meta']);
   });
 
   test('copied from another volume does not make a second volume with the same id', async () => {
-    await mkdir(under.at('a'));
-    await writeFile(under.at('a.meta'), JSON.stringify({ ...good(), name: 'b' }));
-    expect(await reason(under.store.get(volumeName('a'), scope))).toBe('conflict record-unreadable');
+    await mkdir(storeUnderTest.at('a'));
+    await writeFile(storeUnderTest.at('a.meta'), JSON.stringify({ ...validRecord(), name: 'b' }));
+    expect(await reasonOf(storeUnderTest.store.get(volumeName('a'), scope))).toBe('conflict record-unreadable');
   });
 
-  test('of a newer format is refused with that reason', async () => {
-    await mkdir(under.at('a'));
-    await writeFile(under.at('a.meta'), JSON.stringify({ ...good(), version: 2 }));
-    expect(await reason(under.store.get(volumeName('a'), scope))).toBe('unsupported format-newer');
-    expect(await reason(create('a'))).toBe('unsupported format-newer');
+  test('of a newer format is refused with the reason format-newer', async () => {
+    await mkdir(storeUnderTest.at('a'));
+    await writeFile(storeUnderTest.at('a.meta'), JSON.stringify({ ...validRecord(), version: 2 }));
+    expect(await reasonOf(storeUnderTest.store.get(volumeName('a'), scope))).toBe('unsupported format-newer');
+    expect(await reasonOf(create('a'))).toBe('unsupported format-newer');
   });
 
   test('of a gigabyte is not read', async () => {
-    await mkdir(under.at('a'));
-    await writeFile(under.at('a.meta'), JSON.stringify(good()));
-    execFileSync('truncate', ['-s', '1G', under.at('a.meta')]);
+    await mkdir(storeUnderTest.at('a'));
+    await writeFile(storeUnderTest.at('a.meta'), JSON.stringify(validRecord()));
+    execFileSync('truncate', ['-s', '1G', storeUnderTest.at('a.meta')]);
     const before = process.memoryUsage().rss;
-    expect(await reason(under.store.get(volumeName('a'), scope))).toBe('conflict record-unreadable');
+    expect(await reasonOf(storeUnderTest.store.get(volumeName('a'), scope))).toBe('conflict record-unreadable');
     expect(process.memoryUsage().rss - before).toBeLessThan(50e6);
   });
 
-  test('as large as allowed is read', async () => {
+  test('of the maximum size is read', async () => {
     const labels = { long: 'x'.repeat(60_000) };
     const made = await create('a', { labels });
-    expect((await under.store.get(made.name, scope))?.volume).toEqual(made);
-    expect(await reason(create('b', { labels: { long: 'x'.repeat(70_000) } }))).toBe('invalid labels-too-large');
-    expect(await under.store.names(scope)).toEqual(['a']);
+    expect((await storeUnderTest.store.get(made.name, scope))?.volume).toEqual(made);
+    expect(await reasonOf(create('b', { labels: { long: 'x'.repeat(70_000) } }))).toBe('invalid labels-too-large');
+    expect(await storeUnderTest.store.names(scope)).toEqual(['a']);
   });
 
   test('that is a FIFO does not block the store, and is left alone', async () => {
-    execFileSync('mkfifo', [under.at('a.meta')]);
-    const store = await under.reopen();
+    execFileSync('mkfifo', [storeUnderTest.at('a.meta')]);
+    const store = await storeUnderTest.reopen();
     await store.housekeeping.sweep(scope);
     const failure = store.get(volumeName('a'), scope);
-    await expect(failure).rejects.toThrow(`the record ${under.at('a.meta')} cannot be read: it is not a plain file`);
-    expect(await reason(create('a'))).toBe('conflict record-unreadable');
-    expect(await readdir(under.root)).toEqual(['.stowage', 'a.meta']);
+    await expect(failure).rejects.toThrow(
+      `the record ${storeUnderTest.at('a.meta')} cannot be read: it is not a plain file`,
+    );
+    expect(await reasonOf(create('a'))).toBe('conflict record-unreadable');
+    expect(await readdir(storeUnderTest.root)).toEqual(['.stowage', 'a.meta']);
   });
 
   test.skipIf(needs('root'))('that is a device or a socket is refused, and the store opens', async () => {
-    execFileSync('mknod', [under.at('a.meta'), 'c', '1', '5']);
-    const server = createServer().listen(under.at('b.meta'));
+    execFileSync('mknod', [storeUnderTest.at('a.meta'), 'c', '1', '5']);
+    const server = createServer().listen(storeUnderTest.at('b.meta'));
     await once(server, 'listening');
     try {
-      const store = await under.reopen();
+      const store = await storeUnderTest.reopen();
       await store.housekeeping.sweep(scope);
       for (const name of ['a', 'b']) {
-        expect(await reason(store.get(volumeName(name), scope))).toBe('conflict record-unreadable');
+        expect(await reasonOf(store.get(volumeName(name), scope))).toBe('conflict record-unreadable');
       }
       expect(await Array.fromAsync(store.list(scope))).toEqual([]);
     } finally {
@@ -228,40 +236,41 @@ describe('a record', () => {
     '{"version":1,"id":"sv1-x",\n"name"',
     '\0\0\0',
   ])('that is a user’s own file is never removed: %j', async (text) => {
-    await writeFile(under.at('a.meta'), text);
-    const store = await under.reopen();
+    await writeFile(storeUnderTest.at('a.meta'), text);
+    const store = await storeUnderTest.reopen();
     await store.housekeeping.sweep(scope);
-    expect(await reason(create('a'))).toBe('conflict record-unreadable');
-    expect(await reason(store.get(volumeName('a'), scope))).toBe('conflict record-unreadable');
-    expect(await readFile(under.at('a.meta'), 'utf8')).toBe(text);
+    expect(await reasonOf(create('a'))).toBe('conflict record-unreadable');
+    expect(await reasonOf(store.get(volumeName('a'), scope))).toBe('conflict record-unreadable');
+    expect(await readFile(storeUnderTest.at('a.meta'), 'utf8')).toBe(text);
     expect(await store.housekeeping.orphans(scope)).toMatchObject([{ kind: 'unreadable-record', name: 'a' }]);
   });
 
-  test('cut off anywhere, and without data, is an interrupted creation', async () => {
+  test('truncated at any byte, without data, counts as an interrupted creation', async () => {
     await create('a', { labels: { 'a"{b': 'c}\\"}', ü: '\n' } });
-    const whole = await readFile(under.at('a.meta'));
-    await rmdir(under.at('a'));
-    // Without its last byte, the end of the line, it is still complete.
+    const whole = await readFile(storeUnderTest.at('a.meta'));
+    await rmdir(storeUnderTest.at('a'));
+    // Without its last byte, the newline, the record is still complete.
     for (let length = 0; length < whole.length - 1; length++) {
-      await writeFile(under.at('a.meta'), whole.subarray(0, length));
-      await under.store.housekeeping.sweep(scope);
-      expect(await readdir(under.root), whole.toString('utf8', 0, length)).toEqual(['.stowage']);
+      await writeFile(storeUnderTest.at('a.meta'), whole.subarray(0, length));
+      await storeUnderTest.store.housekeeping.sweep(scope);
+      expect(await readdir(storeUnderTest.root), whole.toString('utf8', 0, length)).toEqual(['.stowage']);
     }
   });
 
   test('that is a directory is refused', async () => {
-    await mkdir(under.at('a.meta'));
-    expect(await reason(under.store.get(volumeName('a'), scope))).toBe('conflict record-unreadable');
-    expect(await reason(create('a'))).toBe('conflict record-unreadable');
+    await mkdir(storeUnderTest.at('a.meta'));
+    expect(await reasonOf(storeUnderTest.store.get(volumeName('a'), scope))).toBe('conflict record-unreadable');
+    expect(await reasonOf(create('a'))).toBe('conflict record-unreadable');
   });
 });
 
 describe('other files in the root', () => {
-  test('are offered for adoption, or not, with the reason', async () => {
+  test('are offered for adoption, or listed with the reason against it', async () => {
     await create('mine');
-    for (const name of ['good', 'a..b', '.hidden', 'lost+found', 'sp ace', 'x.meta']) await mkdir(under.at(name));
-    await writeFile(under.at('file'), '');
-    const found = (await under.store.adoption.adoptable(scope)).toSorted((a, b) => (a.name < b.name ? -1 : 1));
+    for (const name of ['good', 'a..b', '.hidden', 'lost+found', 'sp ace', 'x.meta'])
+      await mkdir(storeUnderTest.at(name));
+    await writeFile(storeUnderTest.at('file'), '');
+    const found = (await storeUnderTest.store.adoption.adoptable(scope)).toSorted((a, b) => (a.name < b.name ? -1 : 1));
     expect(found).toEqual([
       { name: '.hidden', reason: "'.hidden' cannot be a volume name: it must begin with a letter or a digit" },
       { name: 'a..b', reason: "'a..b' cannot be a volume name: it contains '..'" },
@@ -282,21 +291,21 @@ describe('other files in the root', () => {
 
 describe('a directory that is a store itself', () => {
   beforeEach(async () => {
-    await mkdir(under.at('inner'));
-    await using _inner = await localStore({}, under.at('inner'));
+    await mkdir(storeUnderTest.at('inner'));
+    await using _inner = await localStore({}, storeUnderTest.at('inner'));
   });
 
   test('cannot be adopted', async () => {
     const why = 'it is a store itself: it contains .stowage';
-    expect(await under.store.adoption.adoptable(scope)).toEqual([{ name: 'inner', reason: why }]);
-    const adopting = under.store.adoption.adopt(volumeName('inner'), volumeSpec('inner'), scope);
-    await expect(adopting).rejects.toThrow(`${under.at('inner')} cannot become a volume: ${why}`);
-    expect(await under.store.housekeeping.orphans(scope)).toMatchObject([{ kind: 'stranger', name: 'inner' }]);
+    expect(await storeUnderTest.store.adoption.adoptable(scope)).toEqual([{ name: 'inner', reason: why }]);
+    const adopting = storeUnderTest.store.adoption.adopt(volumeName('inner'), volumeSpec('inner'), scope);
+    await expect(adopting).rejects.toThrow(`${storeUnderTest.at('inner')} cannot become a volume: ${why}`);
+    expect(await storeUnderTest.store.housekeeping.orphans(scope)).toMatchObject([{ kind: 'stranger', name: 'inner' }]);
   });
 
   test('is not a volume of a read-only store', async () => {
-    await mkdir(under.at('other'));
-    const store = await under.reopenReadOnly();
+    await mkdir(storeUnderTest.at('other'));
+    const store = await storeUnderTest.reopenReadOnly();
     expect(await store.names(scope)).toEqual(['other']);
     expect(await store.get(volumeName('inner'), scope)).toBeUndefined();
     expect((await Array.fromAsync(store.list(scope))).map(({ name }) => name)).toEqual(['other']);
@@ -326,7 +335,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
         expect([result.code, result.reason, result.message]).toEqual([
           'exhausted',
           'store-full',
-          `creating volume 'v${i}' in store test failed: no room is left on the file system of ${disk}`,
+          `creating volume 'v${i}' in store test failed: no space left on the file system of ${disk}`,
         ]);
         return made;
       }
@@ -335,7 +344,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
     throw new Error('it never became full');
   }
 
-  test('a full store says so, keeps its volumes, and lets them be deleted, also after a restart', async () => {
+  test('a full store reports store-full, keeps its volumes, and can delete them, also after a restart', async () => {
     const made = await fill();
     expect(made.length).toBeGreaterThan(3);
     expect((await store.store.names(scope)).toSorted()).toEqual(made.map(({ name }) => name).toSorted());
@@ -352,27 +361,27 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
     async (what) => {
       // Large enough to have a reserve.
       execFileSync('mount', ['-o', 'remount,size=8m,nr_inodes=100', disk]);
-      const roomy = await store.reopen();
-      await roomy.housekeeping.reclaim(scope);
-      const made = await Promise.all(['a', 'b', 'c', 'd'].map((name) => roomy.create(volumeSpec(name), scope)));
+      const largerStore = await store.reopen();
+      await largerStore.housekeeping.reclaim(scope);
+      const made = await Promise.all(['a', 'b', 'c', 'd'].map((name) => largerStore.create(volumeSpec(name), scope)));
       const [a, b, c, d] = made as [Volume, Volume, Volume, Volume];
       await writeFile(join(disk, 'b', 'file'), '');
       await exhaust(what);
-      expect(await reason(roomy.create(volumeSpec('e'), scope))).toBe('exhausted store-full');
-      expect(await reason(roomy.label(a, { a: 'b' }, scope))).toBe('exhausted store-full');
-      expect(await reason(roomy.rename(a, volumeName('z'), scope))).toBe('exhausted store-full');
-      for (const volume of [a, b]) await roomy.trash.put(volume, keptForAWeek(1234), scope);
-      await roomy.adoption.release(c, scope);
-      expect((await roomy.trash.list(scope)).map(({ deletedAt }) => deletedAt)).toEqual([1234, 1234]);
-      await roomy.trash.purge(a.id, scope);
-      await roomy.delete(d, scope);
-      expect(await roomy.names(scope)).toEqual([]);
+      expect(await reasonOf(largerStore.create(volumeSpec('e'), scope))).toBe('exhausted store-full');
+      expect(await reasonOf(largerStore.label(a, { a: 'b' }, scope))).toBe('exhausted store-full');
+      expect(await reasonOf(largerStore.rename(a, volumeName('z'), scope))).toBe('exhausted store-full');
+      for (const volume of [a, b]) await largerStore.trash.put(volume, keptForAWeek(1234), scope);
+      await largerStore.adoption.release(c, scope);
+      expect((await largerStore.trash.list(scope)).map(({ deletedAt }) => deletedAt)).toEqual([1234, 1234]);
+      await largerStore.trash.purge(a.id, scope);
+      await largerStore.delete(d, scope);
+      expect(await largerStore.names(scope)).toEqual([]);
       const reserve = join(disk, '.stowage', 'reserve');
       expect((await readdir(reserve)).length).toBeLessThan(8);
       await rm(join(disk, 'b-fill'), { recursive: true });
-      await roomy.housekeeping.reclaim(scope);
+      await largerStore.housekeeping.reclaim(scope);
       expect(await readdir(reserve)).toHaveLength(8);
-      expect((await roomy.trash.restore(b.id, b.name, scope)).id).toBe(b.id);
+      expect((await largerStore.trash.restore(b.id, b.name, scope)).id).toBe(b.id);
     },
   );
 
@@ -387,8 +396,8 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
   test('with no bytes left, no half-written record remains', async () => {
     const volume = await store.store.create(volumeSpec('a'), scope);
     await writeFile(join(disk, 'a', 'fill'), Buffer.alloc(1024 * 1024)).catch(() => undefined);
-    expect(await reason(store.store.create(volumeSpec('b'), scope))).toBe('exhausted store-full');
-    expect(await reason(store.store.label(volume, { a: 'b' }, scope))).toBe('exhausted store-full');
+    expect(await reasonOf(store.store.create(volumeSpec('b'), scope))).toBe('exhausted store-full');
+    expect(await reasonOf(store.store.label(volume, { a: 'b' }, scope))).toBe('exhausted store-full');
     expect((await readdir(disk)).toSorted()).toEqual(['.stowage', 'a', 'a.meta']);
     expect((await store.store.get(volume.name, scope))?.volume).toEqual(volume);
     const check = await store.store.check(scope);
@@ -401,7 +410,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
     await store.close();
     execFileSync('mount', ['-o', 'remount,ro', disk]);
     try {
-      expect(await reason(store.reopen())).toBe('denied store-file-system-read-only');
+      expect(await reasonOf(store.reopen())).toBe('denied store-file-system-read-only');
       const reader = await store.reopenReadOnly();
       expect(await reader.get(volume.name, scope)).toEqual({ volume, condition: 'ok' });
       expect((await reader.check(scope)).ok).toBe(true);
@@ -412,9 +421,9 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
 
   test.skipIf(needs('xfs', 'ext4'))('a full store leaves nothing of an image that did not fit', async () => {
     await using images = await localStore({ layout: 'image' }, await mkdtemp(join(disk, 'images-')));
-    // The log of the xfs does not fit from the start; for the tables of the ext4 the disk must be nearly full.
+    // The log of xfs never fits. The tables of ext4 do not fit only if the disk is nearly full.
     for (const bytes of [300n, 20n].map((size) => size * 1024n * 1024n)) {
-      expect(await reason(images.store.create(volumeSpec('a', { bytes }), scope))).toBe('exhausted store-full');
+      expect(await reasonOf(images.store.create(volumeSpec('a', { bytes }), scope))).toBe('exhausted store-full');
       expect(await readdir(images.root)).toEqual(['.stowage']);
       expect(await readdir(images.at('.stowage', 'tmp'))).toEqual([]);
       const { bavail } = await statfs(disk);
@@ -427,16 +436,16 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
     await mkdir(join(disk, 'a', 'd', 'mnt'), { recursive: true });
     execFileSync('mount', ['--bind', outside, join(disk, 'a', 'd', 'mnt')]);
     await store.store.delete(volume, scope);
-    const left = join(disk, '.stowage', 'deleting');
+    const deletingFolder = join(disk, '.stowage', 'deleting');
     try {
       expect((await store.store.usage(await store.store.create(volumeSpec('b'), scope), scope)).complete).toBe(true);
       await store.store.housekeeping.reclaim(scope);
       expect(await store.store.names(scope)).toEqual(['b']);
     } finally {
-      for (const name of await readdir(left)) execFileSync('umount', [join(left, name, 'mnt')]);
+      for (const name of await readdir(deletingFolder)) execFileSync('umount', [join(deletingFolder, name, 'mnt')]);
     }
     await store.store.housekeeping.reclaim(scope);
-    expect(await readdir(left)).toEqual([]);
+    expect(await readdir(deletingFolder)).toEqual([]);
   });
 
   test('deleted data that cannot be removed are reported with an action until they are gone', async () => {
@@ -468,7 +477,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
     const volume = await store.store.create(volumeSpec('a'), scope);
     execFileSync('mount', ['--bind', outside, join(disk, 'a')]);
     try {
-      expect(await reason(store.store.delete(volume, scope))).toBe('in-use volume-data-busy');
+      expect(await reasonOf(store.store.delete(volume, scope))).toBe('in-use volume-data-busy');
     } finally {
       execFileSync('umount', [join(disk, 'a')]);
     }

@@ -7,7 +7,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { mountImage } from '#testing/loop-mount.ts';
 import { createScratchFolder } from '#testing/scratch-folder.ts';
-import { maxFileCalls, shortCalls } from './slots-by-device.ts';
+import { maxFileCalls, maxShortCalls } from './slots-by-device.ts';
 
 const run = promisify(execFile);
 const program = fileURLToPath(new URL('../../testing/hung-disk.ts', import.meta.url));
@@ -22,25 +22,25 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a disk that do
     // Fails if the disk is already thawed. Registered first, because a process that waits for a frozen disk cannot be killed.
     const thaw = () => run('fsfreeze', ['--unfreeze', disk]).catch(() => undefined);
     onTestFinished(async () => void (await thaw()));
-    // One for each of the two stores that are being opened there, and one for everything else.
+    // Plus one thread for each of the two stores that are being opened there, and one for everything else.
     const threads = `${maxFileCalls + 3}`;
-    const working = run(
+    const child = run(
       process.execPath,
       ['--disable-warning=ExperimentalWarning', program, disk, join(ground.folder, 'fine')],
       {
         env: { ...process.env, UV_THREADPOOL_SIZE: threads },
       },
     );
-    const late = setTimeout(() => void thaw(), 30_000);
-    const { stdout } = await working.finally(() => clearTimeout(late));
+    const thawTimer = setTimeout(() => void thaw(), 30_000);
+    const { stdout } = await child.finally(() => clearTimeout(thawTimer));
     const { whileFrozen, afterwards } = JSON.parse(stdout);
     expect(whileFrozen).toEqual({
       namesBesideReclaim: 'done',
       besides: Array(5).fill('done'),
       // Pending calls are undefined, which JSON leaves out. The opens are pending too, as null.
       opens: [null, null],
-      stuck: shortCalls,
-      gaveUp: 50 - shortCalls,
+      stuck: maxShortCalls,
+      gaveUp: 50 - maxShortCalls,
       repeated: 'deadline',
       sameName: 'deadline',
       check: 'deadline',

@@ -33,31 +33,34 @@ const GiB = 1024n * MiB;
 const spec = (name: string, bytes: bigint | undefined, more: Partial<VolumeSpec> = {}): VolumeSpec =>
   volumeSpec(name, { bytes, ...more });
 
-/** What `df` shows, while `work` uses the mounted volume. */
-async function mounted(image: string, work: (at: string) => Promise<void> = async () => undefined): Promise<bigint> {
-  const at = await mkdtemp(join(tmpdir(), 'stowage-mount-'));
-  mountImage(image, at);
+/** Mounts the image, runs `work`, and returns the size that `df` shows. */
+async function sizeOfMounted(
+  image: string,
+  work: (at: string) => Promise<void> = async () => undefined,
+): Promise<bigint> {
+  const mountPoint = await mkdtemp(join(tmpdir(), 'stowage-mount-'));
+  mountImage(image, mountPoint);
   try {
-    await work(at);
-    const { blocks, bsize } = await statfs(at, { bigint: true });
+    await work(mountPoint);
+    const { blocks, bsize } = await statfs(mountPoint, { bigint: true });
     return blocks * bsize;
   } finally {
-    execFileSync('umount', [at]);
-    await rm(at, { recursive: true });
+    execFileSync('umount', [mountPoint]);
+    await rm(mountPoint, { recursive: true });
   }
 }
 
-let under: LocalStoreUnderTest;
+let storeUnderTest: LocalStoreUnderTest;
 const open = async (options: Readonly<Record<string, string>> = {}): Promise<void> => {
-  under = await localStore({ layout: 'image', ...options });
+  storeUnderTest = await localStore({ layout: 'image', ...options });
 };
 afterEach(async () => {
-  await under[Symbol.asyncDispose]();
+  await storeUnderTest[Symbol.asyncDispose]();
 });
 const create = (name: string, bytes: bigint, more: Partial<VolumeSpec> = {}): Promise<Volume> =>
-  under.store.create(spec(name, bytes, more), scope);
+  storeUnderTest.store.create(spec(name, bytes, more), scope);
 
-async function reason(work: Promise<unknown>): Promise<string> {
+async function reasonOf(work: Promise<unknown>): Promise<string> {
   const thrown = await work.then(
     () => undefined,
     (cause: unknown) => cause,
@@ -74,14 +77,14 @@ describe.skipIf(needs('mount', 'loop', 'xfs', 'ext4'))('a mounted image', () => 
   ])('of %s with %d bytes shows exactly that size', async (filesystem, bytes) => {
     await open();
     const made = await create('a', bytes);
-    expect(await under.store.source(made, scope)).toEqual({
+    expect(await storeUnderTest.store.source(made, scope)).toEqual({
       kind: 'loop',
       node: 'node-1',
-      path: under.at('a.img'),
+      path: storeUnderTest.at('a.img'),
       filesystem,
     });
-    expect(await mounted(under.at('a.img'))).toBe(bytes);
-    expect((await readGeometry(under.at('a.img')))?.usable).toBe(bytes);
+    expect(await sizeOfMounted(storeUnderTest.at('a.img'))).toBe(bytes);
+    expect((await readGeometry(storeUnderTest.at('a.img')))?.usableBytes).toBe(bytes);
   });
 
   test.each([16n, 20n, 64n, 100n, 127n, 128n, 130n, 256n, 299n, 1024n, 5n * 1024n, 40n * 1024n])(
@@ -90,11 +93,11 @@ describe.skipIf(needs('mount', 'loop', 'xfs', 'ext4'))('a mounted image', () => 
       await open({ filesystem: 'ext4' });
       const bytes = size * MiB;
       const made = await create('a', bytes);
-      expect(await under.store.source(made, scope)).toMatchObject({ filesystem: 'ext4' });
-      const shown = await mounted(under.at('a.img'));
-      expect(shown).toBeGreaterThanOrEqual(bytes);
-      expect(shown).toBeLessThanOrEqual(bytes + bytes / 100n + MiB / 4n);
-      expect((await readGeometry(under.at('a.img')))?.usable).toBe(shown);
+      expect(await storeUnderTest.store.source(made, scope)).toMatchObject({ filesystem: 'ext4' });
+      const shownBytes = await sizeOfMounted(storeUnderTest.at('a.img'));
+      expect(shownBytes).toBeGreaterThanOrEqual(bytes);
+      expect(shownBytes).toBeLessThanOrEqual(bytes + bytes / 100n + MiB / 4n);
+      expect((await readGeometry(storeUnderTest.at('a.img')))?.usableBytes).toBe(shownBytes);
     },
   );
 
@@ -106,15 +109,15 @@ describe.skipIf(needs('mount', 'loop', 'xfs', 'ext4'))('a mounted image', () => 
   ])('of xfs with %d bytes grows to %d while mounted', async (before, after) => {
     await open();
     const made = await create('a', before);
-    const shown = await mounted(under.at('a.img'), async (at) => {
+    const shownBytes = await sizeOfMounted(storeUnderTest.at('a.img'), async (at) => {
       await writeFile(join(at, 'file'), 'kept');
-      await under.store.expand(made, after, scope);
+      await storeUnderTest.store.expand(made, after, scope);
       const device = execFileSync('findmnt', ['--noheadings', '--output', 'SOURCE', at], { encoding: 'utf8' }).trim();
       execFileSync('losetup', ['-c', device]);
       execFileSync('xfs_growfs', [at], { stdio: 'ignore' });
     });
-    expect(shown).toBeGreaterThanOrEqual(after);
-    expect(shown).toBeLessThanOrEqual(after + MiB / 4n);
+    expect(shownBytes).toBeGreaterThanOrEqual(after);
+    expect(shownBytes).toBeLessThanOrEqual(after + MiB / 4n);
   });
 
   test.each([
@@ -125,12 +128,12 @@ describe.skipIf(needs('mount', 'loop', 'xfs', 'ext4'))('a mounted image', () => 
   ])('of ext4 with %d MiB grows to %d MiB', async (before, after) => {
     await open({ filesystem: 'ext4' });
     const made = await create('a', before * MiB);
-    await under.store.expand(made, after * MiB, scope);
-    execFileSync('e2fsck', ['-f', '-p', under.at('a.img')], { stdio: 'ignore' });
-    execFileSync('resize2fs', [under.at('a.img')], { stdio: 'ignore' });
-    const shown = await mounted(under.at('a.img'));
-    expect(shown).toBeGreaterThanOrEqual(after * MiB);
-    expect(shown).toBeLessThanOrEqual(((after * MiB) / 100n) * 102n);
+    await storeUnderTest.store.expand(made, after * MiB, scope);
+    execFileSync('e2fsck', ['-f', '-p', storeUnderTest.at('a.img')], { stdio: 'ignore' });
+    execFileSync('resize2fs', [storeUnderTest.at('a.img')], { stdio: 'ignore' });
+    const shownBytes = await sizeOfMounted(storeUnderTest.at('a.img'));
+    expect(shownBytes).toBeGreaterThanOrEqual(after * MiB);
+    expect(shownBytes).toBeLessThanOrEqual(((after * MiB) / 100n) * 102n);
   });
 
   test.each([
@@ -139,7 +142,7 @@ describe.skipIf(needs('mount', 'loop', 'xfs', 'ext4'))('a mounted image', () => 
   ])("of %s has the owner and mode of the store's options", async (filesystem, bytes) => {
     await open({ filesystem, uid: '1234', gid: '70000', mode: '2770' });
     await create('a', bytes);
-    await mounted(under.at('a.img'), async (at) => {
+    await sizeOfMounted(storeUnderTest.at('a.img'), async (at) => {
       const { uid, gid, mode } = await stat(at);
       expect([uid, gid, mode & 0o7777]).toEqual([1234, 70000, 0o2770]);
     });
@@ -151,54 +154,54 @@ describe.skipIf(needs('xfs', 'ext4'))('an image store', () => {
 
   test('gives a block volume exactly the requested size, and no file system', async () => {
     const made = await create('a', GiB, { access: 'block' });
-    expect((await stat(under.at('a.img'))).size).toBe(Number(GiB));
-    expect(await under.store.source(made, scope)).toMatchObject({ kind: 'loop', filesystem: undefined });
-    await under.store.expand(made, 2n * GiB, scope);
-    expect((await stat(under.at('a.img'))).size).toBe(Number(2n * GiB));
-    expect((await under.store.usage(made, scope)).bytes).toBeLessThan(MiB);
+    expect((await stat(storeUnderTest.at('a.img'))).size).toBe(Number(GiB));
+    expect(await storeUnderTest.store.source(made, scope)).toMatchObject({ kind: 'loop', filesystem: undefined });
+    await storeUnderTest.store.expand(made, 2n * GiB, scope);
+    expect((await stat(storeUnderTest.at('a.img'))).size).toBe(Number(2n * GiB));
+    expect((await storeUnderTest.store.usage(made, scope)).bytes).toBeLessThan(MiB);
   });
 
   test('takes no more space than the file system has written', async () => {
     const made = await create('a', 100n * GiB);
-    expect((await under.store.usage(made, scope)).bytes).toBeLessThan(70n * MiB);
+    expect((await storeUnderTest.store.usage(made, scope)).bytes).toBeLessThan(70n * MiB);
   });
 
-  test('reports the sizes that are possible', async () => {
-    expect(await reason(create('a', 16n * MiB - 1n))).toBe('out-of-range size-out-of-range');
-    expect(await reason(create('a', 1024n ** 5n + 1n))).toBe('out-of-range size-out-of-range');
-    expect(await reason(create('a', -1n))).toBe('out-of-range size-out-of-range');
-    expect(await reason(under.store.create(spec('a', undefined), scope))).toBe('invalid size-needed');
+  test('refuses other sizes, with the possible range in the error', async () => {
+    expect(await reasonOf(create('a', 16n * MiB - 1n))).toBe('out-of-range size-out-of-range');
+    expect(await reasonOf(create('a', 1024n ** 5n + 1n))).toBe('out-of-range size-out-of-range');
+    expect(await reasonOf(create('a', -1n))).toBe('out-of-range size-out-of-range');
+    expect(await reasonOf(storeUnderTest.store.create(spec('a', undefined), scope))).toBe('invalid size-needed');
     await expect(create('a', 1n)).rejects.toThrow(
       'a volume of 1 bytes cannot be created in store test: the size must be 16 MiB (16777216 bytes) to 1 PiB (1125899906842624 bytes)',
     );
-    expect(await readdir(under.root)).toEqual(['.stowage']);
+    expect(await readdir(storeUnderTest.root)).toEqual(['.stowage']);
   });
 
-  test('leaves nothing of a volume too large for the file system below', async () => {
+  test('leaves nothing of a volume that is too large for the underlying file system', async () => {
     const result = await create('a', 1024n ** 5n, { access: 'block' }).catch((cause: unknown) => cause);
-    // Where the file system below can hold it, there is nothing to refuse.
+    // Some underlying file systems can hold such a file.
     if (result instanceof StowageError) {
       expect([result.code, result.reason]).toEqual(['out-of-range', 'file-too-large']);
-      expect(await readdir(under.root)).toEqual(['.stowage']);
-      expect(await readdir(under.at('.stowage', 'tmp'))).toEqual([]);
+      expect(await readdir(storeUnderTest.root)).toEqual(['.stowage']);
+      expect(await readdir(storeUnderTest.at('.stowage', 'tmp'))).toEqual([]);
     }
   });
 
   test('leaves nothing of a creation that is cancelled while the file system is made', async () => {
     const stop = new AbortController();
     await create('a', GiB);
-    const work = under.store.create(spec('b', GiB), { ...scope, signal: stop.signal });
+    const work = storeUnderTest.store.create(spec('b', GiB), { ...scope, signal: stop.signal });
     setImmediate(() => stop.abort());
-    expect(await reason(work)).toBe('canceled canceled');
-    expect((await readdir(under.root)).toSorted()).toEqual(['.stowage', 'a.img', 'a.meta']);
-    expect(await readdir(under.at('.stowage', 'tmp'))).toEqual([]);
+    expect(await reasonOf(work)).toBe('canceled canceled');
+    expect((await readdir(storeUnderTest.root)).toSorted()).toEqual(['.stowage', 'a.img', 'a.meta']);
+    expect(await readdir(storeUnderTest.at('.stowage', 'tmp'))).toEqual([]);
   });
 
   test('names the package of a missing tool, and reports the output of a failing tool', async () => {
     await expect(runTool('xfs', 'mkfs.nowhere', [], systemClock(), scope)).rejects.toMatchObject({
       code: 'unsupported',
       reason: 'tool-missing',
-      message: 'mkfs.nowhere is not installed, so no xfs file system can be made',
+      message: 'mkfs.nowhere is not installed, so Stowage cannot create an xfs file system',
       action: 'Install the package xfsprogs on this machine.',
     });
     await expect(runTool('ext4', 'mkfs.ext4', ['-q', '/nowhere'], systemClock(), scope)).rejects.toMatchObject({
@@ -210,13 +213,13 @@ describe.skipIf(needs('xfs', 'ext4'))('an image store', () => {
 
   test('adopts images with a file system, and no others', async () => {
     const made = await create('a', 20n * MiB);
-    await copyFile(under.at('a.img'), under.at('copy.img'));
-    await writeFile(under.at('raw.img'), '');
-    await truncate(under.at('raw.img'), 1_000_000);
-    await symlink(under.at('a.img'), under.at('link.img'));
-    await mkdir(under.at('dir.img'));
-    await writeFile(under.at('notes.txt'), '');
-    const found = (await under.store.adoption.adoptable(scope)).toSorted((a, b) => (a.name < b.name ? -1 : 1));
+    await copyFile(storeUnderTest.at('a.img'), storeUnderTest.at('copy.img'));
+    await writeFile(storeUnderTest.at('raw.img'), '');
+    await truncate(storeUnderTest.at('raw.img'), 1_000_000);
+    await symlink(storeUnderTest.at('a.img'), storeUnderTest.at('link.img'));
+    await mkdir(storeUnderTest.at('dir.img'));
+    await writeFile(storeUnderTest.at('notes.txt'), '');
+    const found = (await storeUnderTest.store.adoption.adoptable(scope)).toSorted((a, b) => (a.name < b.name ? -1 : 1));
     expect(found).toEqual([
       { name: 'copy' },
       { name: 'dir.img', reason: 'it is not a plain file' },
@@ -224,42 +227,42 @@ describe.skipIf(needs('xfs', 'ext4'))('an image store', () => {
       { name: 'notes.txt', reason: 'it is not a .img file' },
       { name: 'raw.img', reason: 'it holds neither an xfs nor an ext4 file system' },
     ]);
-    const adopted = await under.store.adoption.adopt(volumeName('copy'), spec('copy', undefined), scope);
+    const adopted = await storeUnderTest.store.adoption.adopt(volumeName('copy'), spec('copy', undefined), scope);
     expect(adopted.bytes).toBeGreaterThanOrEqual(made.bytes ?? 0n);
-    expect(await reason(under.store.adoption.adopt(volumeName('raw'), spec('raw', undefined), scope))).toBe(
+    expect(await reasonOf(storeUnderTest.store.adoption.adopt(volumeName('raw'), spec('raw', undefined), scope))).toBe(
       'conflict not-adoptable',
     );
   });
 
   test('does not let a damaged superblock decide how large a file becomes', async () => {
     const made = await create('a', 20n * MiB);
-    const hostile = Buffer.alloc(4096);
-    hostile.write('XFSB');
-    hostile.writeUInt32BE(4096, 4);
-    hostile.writeBigUInt64BE(2n ** 40n, 8);
-    hostile.writeBigUInt64BE(1n, 48);
-    hostile.writeUInt32BE(64, 84);
-    hostile.writeUInt32BE(2 ** 31, 96);
-    await writeFile(under.at('a.img'), hostile, { flag: 'r+' });
-    const before = (await stat(under.at('a.img'))).size;
-    expect(await reason(under.store.expand(made, 40n * MiB, scope))).toBe('conflict volume-data-unusable');
-    expect((await stat(under.at('a.img'))).size).toBe(before);
+    const damagedSuperblock = Buffer.alloc(4096);
+    damagedSuperblock.write('XFSB');
+    damagedSuperblock.writeUInt32BE(4096, 4);
+    damagedSuperblock.writeBigUInt64BE(2n ** 40n, 8);
+    damagedSuperblock.writeBigUInt64BE(1n, 48);
+    damagedSuperblock.writeUInt32BE(64, 84);
+    damagedSuperblock.writeUInt32BE(2 ** 31, 96);
+    await writeFile(storeUnderTest.at('a.img'), damagedSuperblock, { flag: 'r+' });
+    const before = (await stat(storeUnderTest.at('a.img'))).size;
+    expect(await reasonOf(storeUnderTest.store.expand(made, 40n * MiB, scope))).toBe('conflict volume-data-unusable');
+    expect((await stat(storeUnderTest.at('a.img'))).size).toBe(before);
   });
 });
 
 describe.skipIf(needs('ext4'))('an image', () => {
   beforeEach(() => open({ filesystem: 'ext4' }));
-  const isEmpty = async (made: Volume): Promise<boolean> => (await under.store.usage(made, scope)).empty;
+  const isEmpty = async (made: Volume): Promise<boolean> => (await storeUnderTest.store.usage(made, scope)).empty;
 
   test.each(['filesystem', 'block'] as const)(
     'is empty if no user has mounted it (%s), also after other changes',
     async (access) => {
       const made = await create('a', 16n * MiB, { access });
-      await under.store.label(made, { tier: 'gold' }, scope);
-      await under.store.expand(made, 20n * MiB, scope);
-      const renamed = await under.store.rename(made, volumeName('b'), scope);
+      await storeUnderTest.store.label(made, { tier: 'gold' }, scope);
+      await storeUnderTest.store.expand(made, 20n * MiB, scope);
+      const renamed = await storeUnderTest.store.rename(made, volumeName('b'), scope);
       expect(await isEmpty(renamed)).toBe(true);
-      await under.reopen();
+      await storeUnderTest.reopen();
       expect(await isEmpty(renamed)).toBe(true);
     },
   );
@@ -268,22 +271,26 @@ describe.skipIf(needs('ext4'))('an image', () => {
     'is not empty if a user has mounted it (%s), also after a restart',
     async (access) => {
       const made = await create('a', 16n * MiB, { access });
-      await under.store.markUsed?.(made, scope);
+      await storeUnderTest.store.markUsed?.(made, scope);
       expect(await isEmpty(made)).toBe(false);
-      await under.reopen();
-      await under.store.label(made, { tier: 'gold' }, scope);
+      await storeUnderTest.reopen();
+      await storeUnderTest.store.label(made, { tier: 'gold' }, scope);
       expect(await isEmpty(made)).toBe(false);
     },
   );
 
   test('is not empty if its record does not say that it is unused', async () => {
     const [early, released] = [await create('a', 16n * MiB), await create('b', 16n * MiB)];
-    const record = JSON.parse(await readFile(under.at('a.meta'), 'utf8'));
-    await writeFile(under.at('a.meta'), `${JSON.stringify({ ...record, unused: undefined })}\n`);
+    const record = JSON.parse(await readFile(storeUnderTest.at('a.meta'), 'utf8'));
+    await writeFile(storeUnderTest.at('a.meta'), `${JSON.stringify({ ...record, unused: undefined })}\n`);
     expect(await isEmpty(early)).toBe(false);
-    await under.store.adoption.release(released, scope);
-    expect(await isEmpty(await under.store.adoption.adopt(released.name, spec('b', undefined), scope))).toBe(false);
-    await copyFile(under.at('b.img'), under.at('c.img'));
-    expect(await isEmpty(await under.store.adoption.adopt(volumeName('c'), spec('c', undefined), scope))).toBe(false);
+    await storeUnderTest.store.adoption.release(released, scope);
+    expect(await isEmpty(await storeUnderTest.store.adoption.adopt(released.name, spec('b', undefined), scope))).toBe(
+      false,
+    );
+    await copyFile(storeUnderTest.at('b.img'), storeUnderTest.at('c.img'));
+    expect(await isEmpty(await storeUnderTest.store.adoption.adopt(volumeName('c'), spec('c', undefined), scope))).toBe(
+      false,
+    );
   });
 });

@@ -67,8 +67,8 @@ async function open(
       ...layoutTraits(parts),
       ...(readOnly ? { changedByOthers: {} } : {}),
       sources: ['directory', 'loop'],
-      check: (at) =>
-        checkStore(parts, options, readOnly, at).catch((cause: unknown) => {
+      check: (checkScope) =>
+        checkStore(parts, options, readOnly, checkScope).catch((cause: unknown) => {
           throw stowageError(cause);
         }),
       ...createVerbs(parts, readOnly),

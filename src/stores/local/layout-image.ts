@@ -15,22 +15,22 @@ import { mkfsExt4, mkfsXfs, newExt4, newXfs } from './mkfs.ts';
 import type { LocalOptions } from './options.ts';
 
 /** mkfs.xfs refuses smaller sizes. */
-const smallestXfs = 300n * MiB;
-const smallest = 16n * MiB;
-const largest = 1024n ** 5n;
+const minXfsBytes = 300n * MiB;
+const minImageBytes = 16n * MiB;
+const maxImageBytes = 1024n ** 5n;
 
 export function createImageLayout(options: LocalOptions, storeRoot: StoreRoot, clock: Clock): Layout {
-  const top: TopDirectory = {
+  const topDirectory: TopDirectory = {
     uid: options.uid ?? process.geteuid?.() ?? 0,
     gid: options.gid ?? process.getegid?.() ?? 0,
     mode: options.mode,
   };
-  const typeFor = (bytes: bigint): FilesystemType => options.filesystem ?? (bytes < smallestXfs ? 'ext4' : 'xfs');
+  const typeFor = (bytes: bigint): FilesystemType => options.filesystem ?? (bytes < minXfsBytes ? 'ext4' : 'xfs');
 
-  function refuse(bytes: bigint | undefined): asserts bytes is bigint {
+  function requireValidSize(bytes: bigint | undefined): asserts bytes is bigint {
     if (bytes === undefined) throw sizeNeeded(storeRoot);
-    const least = options.filesystem === 'xfs' ? smallestXfs : smallest;
-    if (bytes < least || bytes > largest) throw sizeOutOfRange(storeRoot, bytes, least);
+    const minBytes = options.filesystem === 'xfs' ? minXfsBytes : minImageBytes;
+    if (bytes < minBytes || bytes > maxImageBytes) throw sizeOutOfRange(storeRoot, bytes, minBytes);
   }
 
   async function discard(path: string, id: VolumeId): Promise<void> {
@@ -39,16 +39,16 @@ export function createImageLayout(options: LocalOptions, storeRoot: StoreRoot, c
 
   async function make(want: Pick<VolumeSpec, 'bytes' | 'access'>, path: string, scope: Scope): Promise<void> {
     const { bytes, access } = want;
-    refuse(bytes);
+    requireValidSize(bytes);
     const scratch = storeRoot.scratchPath();
     try {
       if (access === 'block') await enlarge(scratch, roundUp(bytes), 'new');
       else if (typeFor(bytes) === 'xfs') {
         await enlarge(scratch, fileSize(newXfs, bytes), 'new');
-        await mkfsXfs(scratch, top, clock, scope);
+        await mkfsXfs(scratch, topDirectory, clock, scope);
       } else {
         await enlarge(scratch, fileSize(newExt4(bytes), bytes), 'new');
-        await mkfsExt4(scratch, bytes, top, clock, scope);
+        await mkfsExt4(scratch, bytes, topDirectory, clock, scope);
       }
       await syncFile(scratch);
       await rename(scratch, path);
@@ -67,7 +67,7 @@ export function createImageLayout(options: LocalOptions, storeRoot: StoreRoot, c
     canEnforce: true,
     opaque: true,
     filesystemFor: typeFor,
-    refuseUnsupported: (bytes) => refuse(bytes),
+    refuseUnsupported: (bytes) => requireValidSize(bytes),
     make,
     discard,
     // The contents of an image can't be counted from here. The record, read under the volume's lock, says whether a client ever got
@@ -79,7 +79,7 @@ export function createImageLayout(options: LocalOptions, storeRoot: StoreRoot, c
     unsuitableBecause: ({ type }) =>
       type === 'file' ? undefined : type === 'link' ? 'is a symbolic link' : 'is not a plain file',
     grow: async (path, meta, bytes) => {
-      refuse(bytes);
+      requireValidSize(bytes);
       await enlarge(path, meta.access === 'block' ? roundUp(bytes) : await grownSize(path, bytes));
     },
     source: async (path, { access }) => {
@@ -87,9 +87,9 @@ export function createImageLayout(options: LocalOptions, storeRoot: StoreRoot, c
       return { kind: 'loop', node: storeRoot.context.node, path, filesystem };
     },
     usage: async (path, { unused }) => {
-      const there = await lstatIfThere(path);
-      if (there?.isFile() !== true) throw dataUnusable(path, path, 'is not a plain file');
-      const bytes = BigInt(there.blocks) * 512n;
+      const stats = await lstatIfThere(path);
+      if (stats?.isFile() !== true) throw dataUnusable(path, path, 'is not a plain file');
+      const bytes = BigInt(stats.blocks) * 512n;
       // Files inside the image can only be counted where it is mounted.
       return { bytes, files: 0n, complete: true, empty: unused === true, measuredAt: clock.now() };
     },
@@ -98,7 +98,7 @@ export function createImageLayout(options: LocalOptions, storeRoot: StoreRoot, c
       const found = await readGeometry(path);
       return found === undefined
         ? { reason: 'it holds neither an xfs nor an ext4 file system', access: 'block' }
-        : { bytes: found.usable, access: 'filesystem' };
+        : { bytes: found.usableBytes, access: 'filesystem' };
     },
   };
 }
@@ -124,8 +124,8 @@ async function enlarge(path: string, size: bigint, how: 'existing' | 'new' = 'ex
   const create = how === 'new' ? constants.O_CREAT | constants.O_EXCL : 0;
   const file = await open(path, constants.O_RDWR | constants.O_NOFOLLOW | create, 0o600);
   try {
-    const { size: now } = await file.stat({ bigint: true });
-    if (now >= size) return;
+    const { size: currentSize } = await file.stat({ bigint: true });
+    if (currentSize >= size) return;
     // 1 PiB is below 2^53.
     await file.truncate(Number(size));
     await file.sync();
@@ -151,8 +151,8 @@ function sizeNeeded(storeRoot: StoreRoot): StowageError {
   });
 }
 
-function sizeOutOfRange(storeRoot: StoreRoot, bytes: bigint, least: bigint): StowageError {
-  const bounds = `${least / MiB} MiB (${least} bytes) to 1 PiB (${largest} bytes)`;
+function sizeOutOfRange(storeRoot: StoreRoot, bytes: bigint, minBytes: bigint): StowageError {
+  const bounds = `${minBytes / MiB} MiB (${minBytes} bytes) to 1 PiB (${maxImageBytes} bytes)`;
   return new StowageError(
     `a volume of ${bytes} bytes cannot be created in store ${storeRoot.store}: the size must be ${bounds}`,
     {

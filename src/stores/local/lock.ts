@@ -25,7 +25,7 @@ export async function lockStore(lockFile: string, ownerFile: string, root: strin
     );
   } catch (cause) {
     database.close();
-    if (isBusy(cause)) throw await locked(root, ownerFile, cause);
+    if (isBusy(cause)) throw await storeLocked(root, ownerFile, cause);
     throw cause;
   }
   return { [Symbol.dispose]: () => database.close() };
@@ -37,9 +37,9 @@ function isBusy(thrown: unknown): boolean {
 
 /** SQLite's errors do not give the reason. access(2) does, and opens no descriptor whose closing would release a lock. */
 async function refuseIrregular(lockFile: string): Promise<void> {
-  const there = await lstatIfThere(lockFile);
-  if (there === undefined) return access(dirname(lockFile), constants.W_OK);
-  if (there.isFile()) return access(lockFile, constants.W_OK);
+  const stats = await lstatIfThere(lockFile);
+  if (stats === undefined) return access(dirname(lockFile), constants.W_OK);
+  if (stats.isFile()) return access(lockFile, constants.W_OK);
   throw new StowageError(`${lockFile} is not a plain file`, {
     code: 'conflict',
     reason: 'store-lock-irregular',
@@ -47,8 +47,8 @@ async function refuseIrregular(lockFile: string): Promise<void> {
   });
 }
 
-async function locked(root: string, ownerFile: string, cause: unknown): Promise<StowageError> {
-  return new StowageError(`the store in ${root} is in use by ${await holder(ownerFile)}`, {
+async function storeLocked(root: string, ownerFile: string, cause: unknown): Promise<StowageError> {
+  return new StowageError(`the store in ${root} is in use by ${await describeHolder(ownerFile)}`, {
     code: 'conflict',
     reason: 'store-locked',
     action: 'Stop that instance first, or use another directory: only one instance can open a local store.',
@@ -56,7 +56,7 @@ async function locked(root: string, ownerFile: string, cause: unknown): Promise<
   });
 }
 
-async function holder(ownerFile: string): Promise<string> {
+async function describeHolder(ownerFile: string): Promise<string> {
   try {
     const owner: unknown = JSON.parse((await readBounded(ownerFile, 4096)).toString('utf8'));
     if (isJsonObject(owner))

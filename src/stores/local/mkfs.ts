@@ -10,8 +10,8 @@ import { unlinkIfThere } from './files.ts';
 import type { Ext4Geometry, XfsGeometry } from './geometry.ts';
 import { blockSize, MiB } from './geometry.ts';
 
-const run = promisify(execFile);
-const mkfsLimit = 120_000;
+const execFileAsync = promisify(execFile);
+const toolTimeoutMs = 120_000;
 
 export type FilesystemType = 'xfs' | 'ext4';
 const packageOf = { xfs: 'xfsprogs', ext4: 'e2fsprogs' } as const;
@@ -51,7 +51,7 @@ export function newExt4(bytes: bigint): Ext4Geometry {
   };
 }
 
-/** Sets every option that the size depends on, because defaults differ between versions of the tool. */
+/** Sets every option that affects the size, because defaults differ between versions of the tool. */
 export async function mkfsXfs(path: string, top: TopDirectory, clock: Clock, scope: Scope): Promise<void> {
   const prototype = `${path}.proto`;
   const needsPrototype = top.uid !== 0 || top.gid !== 0 || top.mode !== 0o755;
@@ -74,8 +74,8 @@ export async function mkfsXfs(path: string, top: TopDirectory, clock: Clock, sco
 
 /** The format of mkfs.xfs -p: a boot file (ignored), two numbers (ignored), then the top directory. */
 function xfsPrototype({ uid, gid, mode }: TopDirectory): string {
-  const set = `${mode & 0o4000 ? 'u' : '-'}${mode & 0o2000 ? 'g' : '-'}`;
-  return `/\n0 0\nd${set}${(mode & 0o777).toString(8).padStart(3, '0')} ${uid} ${gid}\n$\n`;
+  const setIdBits = `${mode & 0o4000 ? 'u' : '-'}${mode & 0o2000 ? 'g' : '-'}`;
+  return `/\n0 0\nd${setIdBits}${(mode & 0o777).toString(8).padStart(3, '0')} ${uid} ${gid}\n$\n`;
 }
 
 const ext4Features =
@@ -89,7 +89,7 @@ export async function mkfsExt4(
   scope: Scope,
 ): Promise<void> {
   const { journalBlocks, block } = newExt4(bytes);
-  const shape = [
+  const sizeOptions = [
     '-b',
     `${block}`,
     '-I',
@@ -105,7 +105,7 @@ export async function mkfsExt4(
   ];
   // On a sparse file, discard punches holes. mke2fs then knows that the tables are zero and does not write them.
   const extended = ['-E', `discard,root_owner=${top.uid}:${top.gid}`];
-  await runTool('ext4', 'mkfs.ext4', ['-q', '-F', ...shape, ...extended, path], clock, scope);
+  await runTool('ext4', 'mkfs.ext4', ['-q', '-F', ...sizeOptions, ...extended, path], clock, scope);
   if (top.mode === 0o755) return;
   const field = `set_inode_field <2> mode 0${(0o040000 | top.mode).toString(8)}`;
   await runTool('ext4', 'debugfs', ['-w', '-R', field, path], clock, scope);
@@ -129,9 +129,9 @@ export async function runTool(
   clock: Clock,
   scope: Scope,
 ): Promise<void> {
-  using limit = clock.deadline(mkfsLimit, scope.signal);
+  using limit = clock.deadline(toolTimeoutMs, scope.signal);
   try {
-    await run(program, [...args], {
+    await execFileAsync(program, [...args], {
       signal: limit.signal,
       env: environment(),
       maxBuffer: 1024 * 1024,
@@ -141,7 +141,7 @@ export async function runTool(
     limit.signal.throwIfAborted();
     // EACCES: the program was not found, and a folder in PATH could not be searched.
     if (isErrno(cause, 'ENOENT', 'EACCES')) {
-      throw new StowageError(`${program} is not installed, so no ${type} file system can be made`, {
+      throw new StowageError(`${program} is not installed, so Stowage cannot create an ${type} file system`, {
         code: 'unsupported',
         reason: 'tool-missing',
         action: `Install the package ${packageOf[type]} on this machine.`,
@@ -155,10 +155,10 @@ export async function runTool(
 function toolFailed(program: string, cause: unknown): StowageError {
   const stderr = cause instanceof Error && 'stderr' in cause ? String(cause.stderr).trim() : '';
   if (/no space left/i.test(stderr)) {
-    return new StowageError(`${program} found no room left for the new file system`, {
+    return new StowageError(`${program} failed: no space left for the new file system`, {
       code: 'exhausted',
       reason: 'store-full',
-      action: 'Free some room on the file system of the store, or delete volumes that are no longer needed.',
+      action: 'Free some space on the file system of the store, or delete volumes that are no longer needed.',
       cause,
     });
   }
@@ -166,7 +166,7 @@ function toolFailed(program: string, cause: unknown): StowageError {
     code: 'internal',
     reason: 'mkfs-failed',
     action:
-      'Look at dmesg for errors of the disk below the store, and at the log of Stowage for the full output of the tool.',
+      'Check dmesg for errors of the disk below the store, and the log of Stowage for the full output of the tool.',
     cause,
   });
 }

@@ -8,7 +8,7 @@ import { scope } from '#testing/contracts/store.ts';
 import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
 import { keptForAWeek } from '#testing/trash-retention.ts';
 
-interface Known {
+interface ModelVolume {
   readonly id: VolumeId;
   readonly labels: Readonly<Record<string, string>>;
   readonly bytes: bigint | undefined;
@@ -16,47 +16,47 @@ interface Known {
 
 /** What a store should hold, in three maps. */
 interface Model {
-  readonly volumes: Map<VolumeName, Known>;
-  readonly trash: Map<VolumeId, Known & { readonly name: VolumeName }>;
-  readonly released: Map<VolumeName, Known>;
+  readonly volumes: Map<VolumeName, ModelVolume>;
+  readonly trash: Map<VolumeId, ModelVolume & { readonly name: VolumeName }>;
+  readonly released: Map<VolumeName, ModelVolume>;
 }
 
 const names = ['a', 'b', 'c'].map(volumeName);
-const aName = fc.constantFrom(...names);
+const anyName = fc.constantFrom(...names);
 
 const steps = fc.oneof(
   fc.record({
     verb: fc.constant('create' as const),
-    name: aName,
+    name: anyName,
     bytes: fc.option(fc.bigInt(0n, 9n), { nil: undefined }),
   }),
   fc.record({
     verb: fc.constantFrom('delete' as const, 'put' as const, 'release' as const, 'adopt' as const),
-    name: aName,
+    name: anyName,
   }),
-  fc.record({ verb: fc.constantFrom('rename' as const, 'restore' as const), name: aName, to: aName }),
-  fc.record({ verb: fc.constant('label' as const), name: aName, value: fc.string({ maxLength: 5 }) }),
-  fc.record({ verb: fc.constant('expand' as const), name: aName, bytes: fc.bigInt(0n, 9n) }),
+  fc.record({ verb: fc.constantFrom('rename' as const, 'restore' as const), name: anyName, to: anyName }),
+  fc.record({ verb: fc.constant('label' as const), name: anyName, value: fc.string({ maxLength: 5 }) }),
+  fc.record({ verb: fc.constant('expand' as const), name: anyName, bytes: fc.bigInt(0n, 9n) }),
   fc.record({ verb: fc.constantFrom('restart' as const, 'reclaim' as const, 'purge' as const) }),
 );
 type Step = typeof steps extends fc.Arbitrary<infer T> ? T : never;
 
-const taken = (model: Model, name: VolumeName): boolean => model.volumes.has(name) || model.released.has(name);
+const isNameTaken = (model: Model, name: VolumeName): boolean => model.volumes.has(name) || model.released.has(name);
 
-/** Does the step to the store and to the model; the two must agree on whether it is possible. */
-async function act(step: Step, under: LocalStoreUnderTest, model: Model): Promise<void> {
+/** Applies the step to the store and to the model. The two must agree on whether it is possible. */
+async function perform(step: Step, under: LocalStoreUnderTest, model: Model): Promise<void> {
   const { store } = under;
   const ref = (name: VolumeName): { id: VolumeId; name: VolumeName } => ({
     name,
     id: model.volumes.get(name)?.id ?? newVolumeId(),
   });
-  const attempt = async <T>(possible: boolean, work: Promise<T>): Promise<T | undefined> => {
+  const attempt = async <T>(isPossible: boolean, work: Promise<T>): Promise<T | undefined> => {
     const result = await work.then(
       (value) => ({ value }),
       (cause: unknown) => ({ cause }),
     );
-    if ('cause' in result && (possible || !(result.cause instanceof StowageError))) throw result.cause;
-    expect('value' in result).toBe(possible);
+    if ('cause' in result && (isPossible || !(result.cause instanceof StowageError))) throw result.cause;
+    expect('value' in result).toBe(isPossible);
     return 'value' in result ? result.value : undefined;
   };
   const spec = (name: VolumeName, bytes: bigint | undefined) => ({
@@ -71,10 +71,10 @@ async function act(step: Step, under: LocalStoreUnderTest, model: Model): Promis
   });
   switch (step.verb) {
     case 'create': {
-      const made = await attempt(!taken(model, step.name), store.create(spec(step.name, step.bytes), scope));
+      const made = await attempt(!isNameTaken(model, step.name), store.create(spec(step.name, step.bytes), scope));
       if (made === undefined) return;
       model.volumes.set(step.name, { id: made.id, labels: {}, bytes: step.bytes });
-      // The data tell whose they are.
+      // Identifies the volume that the data belong to.
       await writeFile(under.at(step.name, 'id'), made.id);
       return;
     }
@@ -112,9 +112,9 @@ async function act(step: Step, under: LocalStoreUnderTest, model: Model): Promis
     }
     case 'rename': {
       const known = model.volumes.get(step.name);
-      const free = step.name === step.to || !taken(model, step.to);
-      await attempt(known !== undefined && free, store.rename(ref(step.name), step.to, scope));
-      if (known === undefined || !free) return;
+      const isFree = step.name === step.to || !isNameTaken(model, step.to);
+      await attempt(known !== undefined && isFree, store.rename(ref(step.name), step.to, scope));
+      if (known === undefined || !isFree) return;
       model.volumes.delete(step.name);
       model.volumes.set(step.to, known);
       return;
@@ -123,7 +123,7 @@ async function act(step: Step, under: LocalStoreUnderTest, model: Model): Promis
       const found = [...model.trash].find(([, entry]) => entry.name === step.name);
       if (found === undefined) return;
       const [id, { name: _name, ...known }] = found;
-      if ((await attempt(!taken(model, step.to), store.trash.restore(id, step.to, scope))) === undefined) return;
+      if ((await attempt(!isNameTaken(model, step.to), store.trash.restore(id, step.to, scope))) === undefined) return;
       model.trash.delete(id);
       model.volumes.set(step.to, known);
       return;
@@ -137,9 +137,9 @@ async function act(step: Step, under: LocalStoreUnderTest, model: Model): Promis
     }
     case 'expand': {
       const known = model.volumes.get(step.name);
-      const grows = known !== undefined && step.bytes >= (known.bytes ?? 0n);
-      await attempt(grows, store.expand(ref(step.name), step.bytes, scope));
-      if (known !== undefined && grows) model.volumes.set(step.name, { ...known, bytes: step.bytes });
+      const isGrowth = known !== undefined && step.bytes >= (known.bytes ?? 0n);
+      await attempt(isGrowth, store.expand(ref(step.name), step.bytes, scope));
+      if (known !== undefined && isGrowth) model.volumes.set(step.name, { ...known, bytes: step.bytes });
       return;
     }
     case 'restart':
@@ -182,7 +182,7 @@ test('any sequence of operations leaves the store in the state of a simple model
     fc.asyncProperty(fc.array(steps, { maxLength: 25, size: 'max' }), async (sequence) => {
       await using under = await localStore();
       const model: Model = { volumes: new Map(), trash: new Map(), released: new Map() };
-      for (const step of sequence) await act(step, under, model);
+      for (const step of sequence) await perform(step, under, model);
       await compare(under, model);
     }),
     { numRuns: 60 },

@@ -5,7 +5,7 @@ import { isFull } from '../file-store/files.ts';
 import type { StoreRoot } from '../file-store/store-root.ts';
 import type { LocalOptions } from './options.ts';
 
-/** Makes directories with the owner and mode of the options. */
+/** Returns a function that creates a directory with the owner and mode of the options. */
 export async function createDirectoryMaker(
   options: LocalOptions,
   storeRoot: StoreRoot,
@@ -36,7 +36,7 @@ async function setOwnerAndMode(path: string, { uid, gid, mode }: LocalOptions): 
   await chmod(path, mode);
 }
 
-/** Tries it, because the umask, the parent's set-gid bit and default ACLs all affect the result. */
+/** Creates a directory to find out, because the umask, the parent's set-gid bit and default ACLs all affect the result. */
 async function mkdirSuffices(options: LocalOptions, storeRoot: StoreRoot): Promise<boolean> {
   const probe = storeRoot.scratchPath();
   try {
@@ -48,8 +48,8 @@ async function mkdirSuffices(options: LocalOptions, storeRoot: StoreRoot): Promi
   }
   try {
     const { uid, gid, mode } = await lstat(probe);
-    const owned = (options.uid ?? uid) === uid && (options.gid ?? gid) === gid;
-    if (owned && (mode & 0o7777) === options.mode) return true;
+    const hasOwner = (options.uid ?? uid) === uid && (options.gid ?? gid) === gid;
+    if (hasOwner && (mode & 0o7777) === options.mode) return true;
     await setOwnerAndMode(probe, options);
     return false;
   } catch (cause) {
@@ -58,11 +58,11 @@ async function mkdirSuffices(options: LocalOptions, storeRoot: StoreRoot): Promi
       options[key] === undefined ? [] : [`${key} ${options[key]}`],
     );
     throw new StowageError(
-      `store ${storeRoot.store} cannot make volumes owned by ${owner.join(' and ')}: this user may not change the owner of files`,
+      `store ${storeRoot.store} cannot create volumes owned by ${owner.join(' and ')}: this user may not change the owner of files`,
       {
         code: 'denied',
         reason: 'owner-denied',
-        action: "Run Stowage as root, or leave the store's options uid and gid out.",
+        action: "Run Stowage as root, or remove the store's options uid and gid.",
         cause,
       },
     );

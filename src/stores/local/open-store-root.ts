@@ -2,7 +2,7 @@ import { randomBytes } from 'node:crypto';
 import { constants } from 'node:fs';
 import { chmod, mkdir, open, realpath, rename, stat } from 'node:fs/promises';
 import { join } from 'node:path';
-import { coalesced } from '#base/coalesced.ts';
+import { coalesce } from '#base/coalesce.ts';
 import { errnoOf, isErrno } from '#base/errno.ts';
 import type { FileIdentity } from '#base/linux/page-cache-io.ts';
 import type { Log } from '#base/log.ts';
@@ -34,14 +34,14 @@ interface FoundRoot {
 
 /** Checks device and inode, because the path alone also matches the empty mount point of an unmounted disk. */
 async function findRoot(options: LocalOptions): Promise<FoundRoot> {
-  const missing = (cause: unknown): never => {
+  const throwMissing = (cause: unknown): never => {
     const code = errnoOf(cause);
     throw code === 'ENOENT' || code === 'ENOTDIR'
       ? rootMissing(options.root, cause)
       : storeFailure(cause, `looking at ${options.root}`, options.root);
   };
-  const root = await realpath(options.root).catch(missing);
-  const first = await stat(root, { bigint: true }).catch(missing);
+  const root = await realpath(options.root).catch(throwMissing);
+  const first = await stat(root, { bigint: true }).catch(throwMissing);
   if (!first.isDirectory()) {
     throw new StowageError(`${options.root} is not a directory`, {
       code: 'invalid',
@@ -49,17 +49,17 @@ async function findRoot(options: LocalOptions): Promise<FoundRoot> {
       action: 'Give the store a directory of its own.',
     });
   }
-  const isFirst = ({ dev, ino }: FileIdentity): boolean => dev === first.dev && ino === first.ino;
-  const lookAgain = coalesced(async () => {
-    if (!isFirst(await stat(root, { bigint: true }).catch(missing))) throw rootChanged(root);
+  const isOpenedRoot = ({ dev, ino }: FileIdentity): boolean => dev === first.dev && ino === first.ino;
+  const verifyWithStat = coalesce(async () => {
+    if (!isOpenedRoot(await stat(root, { bigint: true }).catch(throwMissing))) throw rootChanged(root);
   });
   // Use the page cache if possible: every call of the store begins with this check, and the thread pool is much slower.
-  const mayAsk = await answersFromCache(root).catch(missing);
+  const usesPageCache = await answersFromCache(root).catch(throwMissing);
   const verify = async (): Promise<void> => {
-    const known = mayAsk ? folderInCache(root) : undefined;
-    if (known === undefined || !isFirst(known)) await lookAgain();
+    const known = usesPageCache ? folderInCache(root) : undefined;
+    if (known === undefined || !isOpenedRoot(known)) await verifyWithStat();
   };
-  return { root, device: first.dev, files: await filesIn(root).catch(missing), verify };
+  return { root, device: first.dev, files: await filesIn(root).catch(throwMissing), verify };
 }
 
 const commonParts = ({ root, files, verify }: FoundRoot) => ({
@@ -87,7 +87,7 @@ export async function openReadOnlyStoreRoot(
   });
   await refuseOtherStore(localFiles, found.root, store, recorded, context.identity);
   if (recorded !== undefined) refuseOtherLayout(found.root, recorded.layout, options.layout);
-  const never = (): never => {
+  const throwReadOnly = (): never => {
     throw new Error('a read-only store was about to be written');
   };
   return {
@@ -98,10 +98,10 @@ export async function openReadOnlyStoreRoot(
     callSlots: slotsOfDevice(found.device),
     ...commonParts(found),
     metaPath: (name) => join(found.root, `${name}.meta`),
-    scratchPath: never,
+    scratchPath: throwReadOnly,
     isLeftover: () => false,
-    sync: never,
-    replaceRecord: never,
+    sync: throwReadOnly,
+    replaceRecord: throwReadOnly,
     reserve: { retryWithReserve: (work) => work(), refill: async () => undefined },
     close: async () => undefined,
   };
@@ -117,8 +117,8 @@ export async function openStoreRoot(
   const found = await findRoot(options);
   const { root } = found;
   const ownPath = (...parts: readonly string[]): string => join(root, '.stowage', ...parts);
-  const run = randomBytes(6).toString('hex');
-  let scratches = 0;
+  const runId = randomBytes(6).toString('hex');
+  let scratchCount = 0;
   await using stack = new AsyncDisposableStack();
   try {
     await refuseForeign(ownPath());
@@ -132,7 +132,7 @@ export async function openStoreRoot(
     await refuseShared(root, ownPath('locks'));
     await makeOwnFolder(ownPath());
     for (const folder of folders) await mkdir(ownPath(folder), { mode: 0o700, recursive: true });
-    const scratchPath = (): string => ownPath('tmp', `${run}-${++scratches}`);
+    const scratchPath = (): string => ownPath('tmp', `${runId}-${++scratchCount}`);
     // Taking the lock runs on the main thread. On a hung disk that would stop the whole server. So first write a file on the thread
     // pool, which hangs there instead.
     await probeWrite(scratchPath());
@@ -146,8 +146,8 @@ export async function openStoreRoot(
     const handle = await open(root, constants.O_RDONLY | constants.O_DIRECTORY);
     stack.defer(() => handle.close());
     const callSlots = slotsOfDevice(found.device);
-    const shared = coalesced(() => handle.sync());
-    const sync = (): Promise<void> => callSlots.short.releaseDuring(shared);
+    const syncRoot = coalesce(() => handle.sync());
+    const sync = (): Promise<void> => callSlots.short.releaseDuring(syncRoot);
     const replaceRecord = async (path: string, meta: Meta): Promise<void> => {
       const fresh = scratchPath();
       await writeNew(fresh, encodeMeta(meta));
@@ -157,7 +157,7 @@ export async function openStoreRoot(
       });
       await sync();
     };
-    // If a disk was mounted there in the meantime, all of this was done below its mount point.
+    // If a disk was mounted at the root in the meantime, all files above were written below its mount point.
     await found.verify();
     const held = stack.move();
     return {
@@ -172,7 +172,7 @@ export async function openStoreRoot(
       reserve: createReserve({ ownPath, root }),
       ...commonParts(found),
       metaPath: (name) => join(root, `${name}.meta`),
-      isLeftover: (name) => !name.startsWith(`${run}-`),
+      isLeftover: (name) => !name.startsWith(`${runId}-`),
       close: () => held.disposeAsync(),
     };
   } catch (cause) {
@@ -182,14 +182,14 @@ export async function openStoreRoot(
 
 /** If we run as root and `.stowage` belongs to another user, that user could choose what we read or delete. */
 async function refuseForeign(path: string): Promise<void> {
-  const there = await lstatIfThere(path);
-  const me = process.geteuid?.();
-  if (there === undefined || (there.isDirectory() && (me === undefined || there.uid === me))) return;
-  const what = there.isDirectory() ? `belongs to user ${there.uid}` : 'is not a directory';
+  const stats = await lstatIfThere(path);
+  const ownUid = process.geteuid?.();
+  if (stats === undefined || (stats.isDirectory() && (ownUid === undefined || stats.uid === ownUid))) return;
+  const what = stats.isDirectory() ? `belongs to user ${stats.uid}` : 'is not a directory';
   throw new StowageError(`${path} ${what}, so it cannot hold this store's records`, {
     code: 'denied',
     reason: 'store-records-foreign',
-    action: there.isDirectory() ? `If the store is yours: chown -R ${me} ${path}` : `Move ${path} away.`,
+    action: stats.isDirectory() ? `If the store is yours: chown -R ${ownUid} ${path}` : `Move ${path} away.`,
   });
 }
 
@@ -215,7 +215,7 @@ async function makeOwnFolder(path: string): Promise<void> {
   }
 }
 
-/** A full disk is fine: it has answered, and the store must open so that volumes can be deleted. */
+/** Ignores a full disk: it has responded, and the store must open so that volumes can be deleted. */
 async function probeWrite(path: string): Promise<void> {
   try {
     await writeNew(path, 'probe');

@@ -16,10 +16,10 @@ import type { FileStore } from '../file-store/verbs.ts';
 import { createLocalStoreKind } from './kind.ts';
 
 let root: string;
-const opened: FileStore[] = [];
+const openStores: FileStore[] = [];
 const open = async (...args: Parameters<typeof openLocal>): Promise<FileStore> => {
   const store = await openLocal(...args);
-  opened.push(store);
+  openStores.push(store);
   return store;
 };
 
@@ -27,19 +27,19 @@ beforeEach(async () => {
   root = await mkdtemp(join(tmpdir(), 'stowage-open-'));
 });
 afterEach(async () => {
-  for (const store of opened.splice(0)) await store.close();
+  for (const store of openStores.splice(0)) await store.close();
   await rm(root, { recursive: true, force: true });
 });
 
 async function makeVolume(store: FileStore, name: string): Promise<void> {
-  const about = {
+  const spec = {
     id: newVolumeId(),
     name: volumeName(name),
     bytes: undefined,
     access: 'filesystem',
     labels: {},
   } as const;
-  await store.create({ ...about, requestId: 'r', createdAt: 0, instance: 'instance-1' }, scope);
+  await store.create({ ...spec, requestId: 'r', createdAt: 0, instance: 'instance-1' }, scope);
 }
 
 async function refusal(work: Promise<unknown>): Promise<StowageError> {
@@ -51,14 +51,14 @@ async function refusal(work: Promise<unknown>): Promise<StowageError> {
   throw new Error(`expected a StowageError, got ${String(thrown)}`);
 }
 
-/** Runs in a process of its own: opens the store and prints what came of it; with 'hold' it stays. */
-function opener(at: string, then: 'hold' | 'end', options = '{}'): string[] {
+/** The command of a process that opens the store and prints the result. With 'hold' it keeps the store open. */
+function openerCommand(storePath: string, then: 'hold' | 'end', options = '{}'): string[] {
   const kind = pathToFileURL(join(import.meta.dirname, 'kind.ts')).href;
   const code = `
     const { createLocalStoreKind } = await import(${JSON.stringify(kind)});
     const log = { debug() {}, info() {}, warn() {}, error() {}, with() { return log } };
     const policy = { onDelete: 'delete', retention: 0, readOnly: false };
-    const config = { name: 'other', uri: 'local://' + ${JSON.stringify(at)}, origin: 'api', policy, options: ${options} };
+    const config = { name: 'other', uri: 'local://' + ${JSON.stringify(storePath)}, origin: 'api', policy, options: ${options} };
     const scope = { signal: new AbortController().signal, log };
     try {
       await createLocalStoreKind().open(config, policy, { instance: 'instance-2', node: 'node-2' }, scope);
@@ -70,15 +70,15 @@ function opener(at: string, then: 'hold' | 'end', options = '{}'): string[] {
   return [process.execPath, '--disable-warning=ExperimentalWarning', '--input-type=module', '-e', code];
 }
 
-function elsewhere(at: string): unknown {
-  const [file = '', ...args] = opener(at, 'end');
+function openInOtherProcess(storePath: string): unknown {
+  const [file = '', ...args] = openerCommand(storePath, 'end');
   return JSON.parse(spawnSync(file, args, { encoding: 'utf8' }).stdout);
 }
 
 describe('a store in use', () => {
   test('is refused to another process, with the holder in the error', async () => {
     await open(root);
-    expect(elsewhere(root)).toEqual({
+    expect(openInOtherProcess(root)).toEqual({
       code: 'conflict',
       reason: 'store-locked',
       message: `the store in ${root} is in use by Stowage instance instance-1 (process ${process.pid} on node-1)`,
@@ -91,8 +91,8 @@ describe('a store in use', () => {
     await symlink(root, `${root}-link`);
     try {
       expect((await refusal(open(`${root}-link`))).reason).toBe('store-locked');
-      // The refused attempt must not have dropped the lock: closing any descriptor of it would, were it a bare one.
-      expect(elsewhere(root)).toMatchObject({ reason: 'store-locked' });
+      // The refused attempt must not have released the lock, as closing any descriptor of a bare fcntl lock would.
+      expect(openInOtherProcess(root)).toMatchObject({ reason: 'store-locked' });
     } finally {
       await rm(`${root}-link`);
     }
@@ -105,7 +105,7 @@ describe('a store in use', () => {
   });
 
   test('is free again when its holder is killed', async () => {
-    const [file = '', ...args] = opener(root, 'hold');
+    const [file = '', ...args] = openerCommand(root, 'hold');
     const holder = spawn(file, args, { stdio: ['ignore', 'pipe', 'inherit'] });
     const ended = once(holder, 'exit');
     try {
@@ -153,7 +153,7 @@ describe('the root directory', () => {
       `the store in ${root} has layout directory, not image`,
     ]);
     expect((await refusal(open(root, { options: { layout: 'image' }, readOnly: true }))).reason).toBe('layout-differs');
-    // The refusals gave the lock back.
+    // The refused attempts released the lock.
     await open(root);
   });
 
@@ -209,14 +209,14 @@ describe('the root directory', () => {
 
 describe('the root directory of a known store', () => {
   const storeFile = (): string => join(root, '.stowage', 'store.json');
-  const known = async (): Promise<string | undefined> => {
+  const createKnownStore = async (): Promise<string | undefined> => {
     const store = await openLocal(root);
     await store.close();
     return store.identity;
   };
 
   test('is opened, and has its id', async () => {
-    const identity = await known();
+    const identity = await createKnownStore();
     expect(identity).toMatch(/^[0-9a-f-]{36}$/);
     expect((await open(root, { identity })).identity).toBe(identity);
     expect((await open(root, { identity, readOnly: true })).identity).toBe(identity);
@@ -247,7 +247,7 @@ describe('the root directory of a known store', () => {
   });
 
   test.each([false, true])('is refused if it has another store (readOnly %j)', async (readOnly) => {
-    const identity = await known();
+    const identity = await createKnownStore();
     await rm(join(root, '.stowage', 'owner.json'));
     const error = await refusal(open(root, { identity: 'before', readOnly }));
     expect([error.code, error.reason, error.message]).toEqual([
@@ -259,7 +259,7 @@ describe('the root directory of a known store', () => {
   });
 
   test('is opened when it has no identity, and gets one', async () => {
-    await known();
+    await createKnownStore();
     await writeFile(storeFile(), '{"version":0,"layout":"directory"}');
     const { identity } = await open(root, { identity: 'before' });
     expect(JSON.parse(await readFile(storeFile(), 'utf8'))).toEqual({
@@ -296,7 +296,7 @@ describe('the root of an open store', () => {
     ];
   };
 
-  test('that was deleted makes every call fail: no call reports a volume as absent or creates anything', async () => {
+  test('that was deleted makes every call fail; no call reports a volume as absent or creates a file', async () => {
     const store = await open(root);
     await rm(root, { recursive: true });
     for (const call of calls(store)) {
@@ -324,7 +324,7 @@ describe('the root of an open store', () => {
         expect([error.code, error.reason, error.message]).toEqual([
           'unavailable',
           'store-root-changed',
-          `${root} is no longer the directory the store was opened in`,
+          `${root} is no longer the directory that the store was opened in`,
         ]);
       }
       expect(await readdir(root)).toEqual([]);
@@ -398,15 +398,15 @@ describe('options', () => {
   });
 
   test.skipIf(needs('ordinary-user'))(
-    'an ordinary user cannot give volumes to others, and gets an error at once',
+    'an ordinary user cannot open a store whose volumes belong to another user',
     async () => {
       await chmod(root, 0o777);
-      const [file, args] = asOrdinaryUser(opener(root, 'end', '{"uid":"0"}'));
+      const [file, args] = asOrdinaryUser(openerCommand(root, 'end', '{"uid":"0"}'));
       expect(JSON.parse(spawnSync(file, [...args], { encoding: 'utf8' }).stdout)).toEqual({
         code: 'denied',
         reason: 'owner-denied',
-        message: 'store other cannot make volumes owned by uid 0: this user may not change the owner of files',
-        action: "Run Stowage as root, or leave the store's options uid and gid out.",
+        message: 'store other cannot create volumes owned by uid 0: this user may not change the owner of files',
+        action: "Run Stowage as root, or remove the store's options uid and gid.",
       });
     },
   );
@@ -415,7 +415,7 @@ describe('options', () => {
     'an ordinary user cannot open a store in a directory of another user',
     async () => {
       await chmod(root, 0o755);
-      const [file, args] = asOrdinaryUser(opener(root, 'end'));
+      const [file, args] = asOrdinaryUser(openerCommand(root, 'end'));
       expect(JSON.parse(spawnSync(file, [...args], { encoding: 'utf8' }).stdout)).toMatchObject({
         code: 'denied',
         reason: 'store-permission',
@@ -463,7 +463,7 @@ describe.skipIf(needs('root', 'mount'))('on an overlay', () => {
       expect(await readFile(join(at('merged'), 'a', 'file'), 'utf8')).toBe('x');
     } finally {
       // An open store would keep the mount.
-      for (const store of opened.splice(0)) await store.close();
+      for (const store of openStores.splice(0)) await store.close();
       for (const name of ['merged', 'disk']) spawnSync('umount', [at(name)]);
     }
   });

@@ -19,27 +19,27 @@ describe.skipIf(needs('linux'))('files of a store on a disk of this machine', ()
   });
   afterEach(() => ground[Symbol.dispose]());
 
-  /** No thread can answer before Node's loop turns. */
-  async function isInLine(work: Promise<unknown>): Promise<boolean> {
+  /** Whether the work ended within this turn of the event loop, which a thread of the pool cannot do. */
+  async function isSynchronous(work: Promise<unknown>): Promise<boolean> {
     let ended = false;
     void work.then(() => {
       ended = true;
     });
     for (let step = 0; step < 10; step++) await undefined;
-    const wasInLine = ended;
+    const wasSynchronous = ended;
     await work;
-    return wasInLine;
+    return wasSynchronous;
   }
 
   test('are read synchronously if they are in the page cache', async () => {
     const files = await filesIn(at('store'));
-    expect(await isInLine(files.lstat(at('store', 'one.meta')))).toBe(true);
-    expect(await isInLine(files.read(at('store', 'one.meta'), 100))).toBe(true);
+    expect(await isSynchronous(files.lstat(at('store', 'one.meta')))).toBe(true);
+    expect(await isSynchronous(files.read(at('store', 'one.meta'), 100))).toBe(true);
   });
 
   test('a folder has the identity that stat(2) gives, and another one after it was replaced', () => {
     const path = at('store');
-    // Of devices with other numbers too.
+    // Other devices have other numbers.
     for (const folder of [path, '/proc', '/dev', '/sys']) {
       const { dev, ino } = statSync(folder, { bigint: true });
       expect([folder, folderInCache(folder)]).toEqual([folder, { dev, ino }]);
@@ -54,19 +54,23 @@ describe.skipIf(needs('linux'))('files of a store on a disk of this machine', ()
     expect(folderInCache(at('missing'))).toBeUndefined();
   });
 
-  test('are the same as through the thread pool', async () => {
+  test('give the same results as through the thread pool', async () => {
     const files = await filesIn(at('store'));
     symlinkSync('one.meta', at('store', 'link'));
     symlinkSync(at('store'), at('way'));
     writeFileSync(at('store', 'empty'), '');
     writeFileSync(at('store', 'long'), Buffer.alloc(10_000, 'x'));
     execFileSync('mkfifo', [at('store', 'pipe')]);
-    const said = async <T>(work: Promise<T>): Promise<T | string> => work.catch((thrown: unknown) => String(thrown));
+    const resultOf = async <T>(work: Promise<T>): Promise<T | string> =>
+      work.catch((thrown: unknown) => String(thrown));
     for (const name of ['one.meta', 'sub', 'link', 'empty', 'long', 'pipe', 'missing', 'one.meta/below']) {
       const path = at('store', name);
-      expect([name, await said(files.lstat(path))]).toEqual([name, await said(localFiles.lstat(path))]);
+      expect([name, await resultOf(files.lstat(path))]).toEqual([name, await resultOf(localFiles.lstat(path))]);
       for (const limit of [5, 100, 10_000, 20_000])
-        expect([name, await said(files.read(path, limit))]).toEqual([name, await said(localFiles.read(path, limit))]);
+        expect([name, await resultOf(files.read(path, limit))]).toEqual([
+          name,
+          await resultOf(localFiles.read(path, limit)),
+        ]);
     }
     expect((await files.read(at('way', 'one.meta'), 100)).toString()).toBe('some record');
   });
@@ -85,8 +89,8 @@ describe.skipIf(needs('linux'))('files of a store on a disk of this machine', ()
       const files = await filesIn(at('store'));
       execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=1m', '--', 'stowage-test', at('store', 'sub')]);
       writeFileSync(at('store', 'sub', 'inner'), 'below');
-      expect(await isInLine(files.lstat(at('store', 'sub')))).toBe(false);
-      expect(await isInLine(files.read(at('store', 'sub', 'inner'), 100))).toBe(false);
+      expect(await isSynchronous(files.lstat(at('store', 'sub')))).toBe(false);
+      expect(await isSynchronous(files.read(at('store', 'sub', 'inner'), 100))).toBe(false);
       expect((await files.read(at('store', 'sub', 'inner'), 100)).toString()).toBe('below');
     },
   );
@@ -96,7 +100,7 @@ describe.skipIf(needs('linux'))('files of a store on a disk of this machine', ()
     execFileSync('mount', ['-t', 'ramfs', '--', 'stowage-test', at('other')]);
     writeFileSync(at('other', 'one.meta'), 'some record');
     const files = await filesIn(at('other'));
-    expect(await isInLine(files.lstat(at('other', 'one.meta')))).toBe(false);
-    expect(await isInLine(files.read(at('other', 'one.meta'), 100))).toBe(false);
+    expect(await isSynchronous(files.lstat(at('other', 'one.meta')))).toBe(false);
+    expect(await isSynchronous(files.read(at('other', 'one.meta'), 100))).toBe(false);
   });
 });

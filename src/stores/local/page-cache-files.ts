@@ -38,9 +38,9 @@ export function folderInCache(path: string): FileIdentity | undefined {
 }
 
 function cachedFiles(root: string): Files {
-  const into = Buffer.alloc(maxCachedBytes);
+  const buffer = Buffer.alloc(maxCachedBytes);
 
-  function opened<T>(path: string, flags: number, work: (fd: number) => T | undefined): T | undefined {
+  function withCachedFile<T>(path: string, flags: number, work: (fd: number) => T | undefined): T | undefined {
     if (!path.startsWith(`${root}/`)) return undefined;
     // Open the root each time: another disk may be mounted there by now.
     const top = openCached(root, O_PATH | O_DIRECTORY);
@@ -61,13 +61,13 @@ function cachedFiles(root: string): Files {
   return {
     ...localFiles,
     lstat: async (path) =>
-      opened(path, O_PATH | O_NOFOLLOW, (fd) => fileInfoOf(fstatSync(fd))) ?? (await localFiles.lstat(path)),
+      withCachedFile(path, O_PATH | O_NOFOLLOW, (fd) => fileInfoOf(fstatSync(fd))) ?? (await localFiles.lstat(path)),
     read: async (path, limit) => {
-      const found = opened(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, (fd) => {
+      const found = withCachedFile(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, (fd) => {
         const stats = fstatSync(fd);
-        if (!stats.isFile() || stats.size > Math.min(limit, into.length)) return undefined;
+        if (!stats.isFile() || stats.size > Math.min(limit, buffer.length)) return undefined;
         // Only a part of the file may be cached.
-        return readCached(fd, into) === stats.size ? Buffer.from(into.subarray(0, stats.size)) : undefined;
+        return readCached(fd, buffer) === stats.size ? Buffer.from(buffer.subarray(0, stats.size)) : undefined;
       });
       return found ?? (await localFiles.read(path, limit));
     },

@@ -6,7 +6,7 @@ export interface RawEntry {
 }
 
 /** Lists names as bytes: as strings, names that are not UTF-8 could be neither read nor removed. */
-export async function openRaw(directory: Buffer): Promise<AsyncIterable<RawEntry>> {
+export async function openRawDirectory(directory: Buffer): Promise<AsyncIterable<RawEntry>> {
   // The types know only text encodings; Node takes 'buffer' here as it does for readdir.
   const options = { encoding: 'buffer', bufferSize: 256 } as unknown as { bufferSize: number };
   return (await opendir(directory, options)) as unknown as AsyncIterable<RawEntry>;

@@ -16,7 +16,7 @@ import { parseOptions } from './options.ts';
 import { createSlotsByDevice } from './slots-by-device.ts';
 
 test.each(['usage', 'source'] as const)(
-  '%s finishes nothing that another operation is in the middle of',
+  '%s waits for an operation in progress, and does not finish it',
   async (verb) => {
     await using stack = new AsyncDisposableStack();
     const root = await mkdtemp(join(tmpdir(), 'stowage-reading-'));
@@ -32,26 +32,26 @@ test.each(['usage', 'source'] as const)(
       make: await createDirectoryMaker(options, storeRoot, false),
       source: (path) => ({ kind: 'directory', node: context.node, path }),
     });
-    const parts = createVerbContext(storeRoot, layout, clock);
+    const verbContext = createVerbContext(storeRoot, layout, clock);
     const spec = { id: newVolumeId(), name: volumeName('a'), bytes: undefined, access: 'filesystem' } as const;
-    const made = await createCreate(parts)(
+    const made = await createCreate(verbContext)(
       { ...spec, labels: {}, requestId: 'r', createdAt: 0, instance: 'instance-1' },
       scope,
     );
-    const reading = createReadVerbs(parts);
-    let looked: Promise<unknown> = Promise.resolve();
-    // As the trash does it: the intent, the data, then the record.
-    await parts.runVerb('moving', [made.name], scope, async () => {
+    const readVerbs = createReadVerbs(verbContext);
+    let readResult: Promise<unknown> = Promise.resolve();
+    // The steps of a move to the trash: write the intent, move the data, then the record.
+    await verbContext.runVerb('moving', [made.name], scope, async () => {
       const { store: _store, ...meta } = made;
       await storeRoot.replaceRecord(storeRoot.metaPath('a'), { ...meta, deletedAt: 1 });
       await mkdir(storeRoot.ownPath('trash', made.id));
       await rename(join(root, 'a'), storeRoot.ownPath('trash', made.id, 'data'));
-      looked = reading[verb](made, scope).catch((cause: unknown) => cause);
-      // Without the wait for the name it would be done by then; with it, only the clock ends this.
-      await Promise.race([looked, clock.sleep(100, scope.signal)]);
+      readResult = readVerbs[verb](made, scope).catch((cause: unknown) => cause);
+      // Without the lock on the name the verb would end first. With it, the sleep ends first.
+      await Promise.race([readResult, clock.sleep(100, scope.signal)]);
       expect(await readdir(root)).toEqual(['.stowage', 'a.meta']);
       await rename(storeRoot.metaPath('a'), storeRoot.ownPath('trash', made.id, 'meta'));
     });
-    expect(await looked).toMatchObject({ code: 'not-found', reason: 'volume-unknown' });
+    expect(await readResult).toMatchObject({ code: 'not-found', reason: 'volume-unknown' });
   },
 );

@@ -6,8 +6,8 @@ import { eachBounded } from '#base/each-bounded.ts';
 import { isErrno } from '#base/errno.ts';
 import { stowageError } from '#core/errors.ts';
 import type { ScanResult } from '../file-store/files.ts';
-import { openRaw } from './raw-entries.ts';
-import { fileCallsPerLongCall } from './slots-by-device.ts';
+import { openRawDirectory } from './raw-entries.ts';
+import { maxFileCallsPerLongCall } from './slots-by-device.ts';
 
 interface Directory {
   readonly path: Buffer;
@@ -22,58 +22,58 @@ const blockSize = 512n;
  * are. Beyond the limits the scan skips the rest and reports that it is incomplete.
  */
 export interface ScanLimits {
-  readonly links: number;
-  /** Total length of the paths of those directories, in bytes. */
-  readonly paths: number;
+  readonly maxLinks: number;
+  /** Total length of the paths of the directories still to scan. */
+  readonly maxPathBytes: number;
 }
 
-const usual: ScanLimits = { links: 250_000, paths: 32 * 1024 * 1024 };
+const defaultLimits: ScanLimits = { maxLinks: 250_000, maxPathBytes: 32 * 1024 * 1024 };
 /** Memory for one path in addition to its bytes. */
-const perPath = 256;
+const pathOverheadBytes = 256;
 
 /**
  * The space that a tree occupies, as du counts it: allocated blocks, a file with several names once, other file systems mounted inside not at
  * all. Users may change the tree during the scan. So the scan opens each directory without following links, compares it with the one that it
  * listed, and looks up entries through the open descriptor: a directory swapped for a link never leads it out of the volume.
  */
-export async function scanTree(top: string, signal: AbortSignal, limits = usual): Promise<ScanResult> {
+export async function scanTree(top: string, signal: AbortSignal, limits = defaultLimits): Promise<ScanResult> {
   let bytes = 0n;
   let files = 0n;
   let complete = true;
-  let kept = 0;
-  const linked = new Set<string>();
-  const first = await lstat(top, { bigint: true });
-  const waiting: Directory[] = [];
-  enqueue({ path: Buffer.from(top), dev: first.dev, ino: first.ino });
-  bytes += first.blocks * blockSize;
+  let queuedBytes = 0;
+  const countedInodes = new Set<string>();
+  const topStats = await lstat(top, { bigint: true });
+  const pending: Directory[] = [];
+  enqueue({ path: Buffer.from(top), dev: topStats.dev, ino: topStats.ino });
+  bytes += topStats.blocks * blockSize;
 
   function enqueue(directory: Directory): void {
-    const cost = directory.path.length + perPath;
-    if (kept + cost > limits.paths) complete = false;
+    const cost = directory.path.length + pathOverheadBytes;
+    if (queuedBytes + cost > limits.maxPathBytes) complete = false;
     else {
-      kept += cost;
-      waiting.push(directory);
+      queuedBytes += cost;
+      pending.push(directory);
     }
   }
 
-  function isFirst(ino: bigint): boolean {
+  function isFirstName(ino: bigint): boolean {
     const key = `${ino}`;
-    if (linked.has(key)) return false;
-    if (linked.size >= limits.links) complete = false;
-    else linked.add(key);
-    return linked.has(key);
+    if (countedInodes.has(key)) return false;
+    if (countedInodes.size >= limits.maxLinks) complete = false;
+    else countedInodes.add(key);
+    return countedInodes.has(key);
   }
 
   function count(path: Buffer, entry: BigIntStats): void {
-    if (entry.dev !== first.dev) return;
+    if (entry.dev !== topStats.dev) return;
     if (entry.isDirectory()) enqueue({ path, dev: entry.dev, ino: entry.ino });
-    else if (entry.nlink > 1n && !isFirst(entry.ino)) return;
+    else if (entry.nlink > 1n && !isFirstName(entry.ino)) return;
     bytes += entry.blocks * blockSize;
     files += 1n;
   }
 
-  for (let directory = waiting.pop(); directory !== undefined; directory = waiting.pop()) {
-    kept -= directory.path.length + perPath;
+  for (let directory = pending.pop(); directory !== undefined; directory = pending.pop()) {
+    queuedBytes -= directory.path.length + pathOverheadBytes;
     try {
       await scanOne(directory, signal, count);
     } catch (cause) {
@@ -99,12 +99,12 @@ async function scanOne(
     const opened = await handle.stat({ bigint: true });
     if (opened.dev !== directory.dev || opened.ino !== directory.ino) return;
     // Other systems have no /proc; use the path there.
-    const via = process.platform === 'linux' ? Buffer.from(`/proc/self/fd/${handle.fd}`) : directory.path;
-    const list = await openRaw(via);
-    await eachBounded(list, fileCallsPerLongCall, async ({ name }) => {
+    const descriptorPath = process.platform === 'linux' ? Buffer.from(`/proc/self/fd/${handle.fd}`) : directory.path;
+    const list = await openRawDirectory(descriptorPath);
+    await eachBounded(list, maxFileCallsPerLongCall, async ({ name }) => {
       signal.throwIfAborted();
       try {
-        count(child(directory.path, name), await lstat(child(via, name), { bigint: true }));
+        count(child(directory.path, name), await lstat(child(descriptorPath, name), { bigint: true }));
       } catch (cause) {
         if (!isErrno(cause, 'ENOENT')) throw cause;
       }

@@ -13,7 +13,7 @@ import { fillUpToOneBlock, manyLabels, removeFiller } from '#testing/nearly-full
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 
-const mounted = {
+const mountDisk = {
   tmpfs: (_ground: ScratchFolder, at: string): void => {
     execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=8m', 'stowage-test', at]);
   },
@@ -27,30 +27,30 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('with one free block lef
   describe.each(['tmpfs', 'ext4'] as const)('on %s', (kind) => {
     let ground: ScratchFolder;
     let disk: string;
-    let under: LocalStoreUnderTest;
+    let storeUnderTest: LocalStoreUnderTest;
     let volume: Volume;
 
     beforeEach(async () => {
       ground = createScratchFolder();
       disk = join(ground.folder, 'disk');
       mkdirSync(disk);
-      mounted[kind](ground, disk);
-      under = await localStore({}, disk);
-      volume = await under.store.create(volumeSpec('a', { labels: manyLabels }), scope);
-      await under.mark(volume, 'precious');
+      mountDisk[kind](ground, disk);
+      storeUnderTest = await localStore({}, disk);
+      volume = await storeUnderTest.store.create(volumeSpec('a', { labels: manyLabels }), scope);
+      await storeUnderTest.mark(volume, 'precious');
     });
     afterEach(async () => {
-      await under[Symbol.asyncDispose]();
+      await storeUnderTest[Symbol.asyncDispose]();
       ground[Symbol.dispose]();
     });
 
-    const intact = async (): Promise<void> => {
-      expect(await under.store.get(volume.name, scope)).toEqual({ volume, condition: 'ok' });
-      expect(await under.readMark(volume)).toBe('precious');
+    const expectIntact = async (): Promise<void> => {
+      expect(await storeUnderTest.store.get(volume.name, scope)).toEqual({ volume, condition: 'ok' });
+      expect(await storeUnderTest.readMark(volume)).toBe('precious');
       expect(await readdir(join(disk, '.stowage', 'tmp'))).toEqual([]);
     };
 
-    const codeOf = (work: Promise<unknown>): Promise<unknown> =>
+    const reasonOf = (work: Promise<unknown>): Promise<unknown> =>
       work.then(
         () => 'done',
         (cause: StowageError) => cause.reason,
@@ -58,25 +58,29 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('with one free block lef
 
     test('a move to the trash is refused, leaves the volume intact, and succeeds once there is room', async () => {
       fillUpToOneBlock(disk);
-      expect(await codeOf(under.store.trash.put(volume, { deletedAt: 1234, retention: 1000 }, scope))).toBe(
+      expect(await reasonOf(storeUnderTest.store.trash.put(volume, { deletedAt: 1234, retention: 1000 }, scope))).toBe(
         'store-full',
       );
-      await intact();
-      expect(await under.store.trash.list(scope)).toEqual([]);
+      await expectIntact();
+      expect(await storeUnderTest.store.trash.list(scope)).toEqual([]);
       removeFiller(disk);
-      await under.store.trash.put(volume, { deletedAt: 1234, retention: 1000 }, scope);
-      expect(await under.store.trash.list(scope)).toMatchObject([{ volume: { id: volume.id }, deletedAt: 1234 }]);
-      expect((await under.store.trash.restore(volume.id, volume.name, scope)).labels).toEqual(manyLabels);
-      expect(await under.readMark(volume)).toBe('precious');
+      await storeUnderTest.store.trash.put(volume, { deletedAt: 1234, retention: 1000 }, scope);
+      expect(await storeUnderTest.store.trash.list(scope)).toMatchObject([
+        { volume: { id: volume.id }, deletedAt: 1234 },
+      ]);
+      expect((await storeUnderTest.store.trash.restore(volume.id, volume.name, scope)).labels).toEqual(manyLabels);
+      expect(await storeUnderTest.readMark(volume)).toBe('precious');
     });
 
     test('a move to the trash succeeds with the space that the store keeps in reserve', async () => {
-      await under.store.housekeeping.reclaim(scope);
+      await storeUnderTest.store.housekeeping.reclaim(scope);
       expect(await readdir(join(disk, '.stowage', 'reserve'))).toHaveLength(8);
       fillUpToOneBlock(disk);
-      await under.store.trash.put(volume, { deletedAt: 1234, retention: 1000 }, scope);
-      expect(await under.store.trash.list(scope)).toMatchObject([{ volume: { id: volume.id }, deletedAt: 1234 }]);
-      const reopened = await under.reopen();
+      await storeUnderTest.store.trash.put(volume, { deletedAt: 1234, retention: 1000 }, scope);
+      expect(await storeUnderTest.store.trash.list(scope)).toMatchObject([
+        { volume: { id: volume.id }, deletedAt: 1234 },
+      ]);
+      const reopened = await storeUnderTest.reopen();
       await reopened.housekeeping.sweep(scope);
       expect(await reopened.trash.list(scope)).toHaveLength(1);
       await reopened.trash.purge(volume.id, scope);
@@ -85,17 +89,17 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('with one free block lef
       expect(await readdir(join(disk, '.stowage', 'trash'))).toEqual([]);
     });
 
-    test('no other change of a record cuts it short', async () => {
+    test('no other change of a record truncates it', async () => {
       fillUpToOneBlock(disk);
       const before = readFileSync(join(disk, 'a.meta'), 'utf8');
-      const { store } = under;
-      expect(await codeOf(store.label(volume, { ...manyLabels, more: 'x' }, scope))).toBe('store-full');
-      expect(await codeOf(store.adoption.claim(volume, 'instance-2', scope))).toBe('store-full');
-      expect(await codeOf(store.expand(volume, 1n << 20n, scope))).toBe('store-full');
-      expect(await codeOf(store.rename(volume, volumeSpec('b').name, scope))).toBe('store-full');
-      expect(await codeOf(store.adoption.release(volume, scope))).toBe('store-full');
-      expect(await codeOf(store.create(volumeSpec('c', { labels: manyLabels }), scope))).toBe('store-full');
-      await intact();
+      const { store } = storeUnderTest;
+      expect(await reasonOf(store.label(volume, { ...manyLabels, more: 'x' }, scope))).toBe('store-full');
+      expect(await reasonOf(store.adoption.claim(volume, 'instance-2', scope))).toBe('store-full');
+      expect(await reasonOf(store.expand(volume, 1n << 20n, scope))).toBe('store-full');
+      expect(await reasonOf(store.rename(volume, volumeSpec('b').name, scope))).toBe('store-full');
+      expect(await reasonOf(store.adoption.release(volume, scope))).toBe('store-full');
+      expect(await reasonOf(store.create(volumeSpec('c', { labels: manyLabels }), scope))).toBe('store-full');
+      await expectIntact();
       expect(readFileSync(join(disk, 'a.meta'), 'utf8')).toBe(before);
       expect(await store.names(scope)).toEqual(['a']);
       expect(await store.housekeeping.orphans(scope)).toMatchObject([{ kind: 'stranger', name: 'filler' }]);

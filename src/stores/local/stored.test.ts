@@ -14,7 +14,7 @@ import type { FileStore } from '../file-store/verbs.ts';
 const fixture = (layout: string): Promise<Tree> =>
   readFile(new URL(`fixtures/version-1-${layout}.json`, import.meta.url), 'utf8').then((text) => JSON.parse(text));
 
-const fixed: Replacements = [
+const replacements: Replacements = [
   [/"store":"[0-9a-f-]{36}"/g, '"store":"7c1f0f52-5d0e-4a53-9f4e-0d9f3c5b8a11"'],
   [/"pid":\d+/g, '"pid":1'],
   [/"mark":"[0-9a-f]{16}"/g, '"mark":"0123456789abcdef"'],
@@ -45,7 +45,7 @@ async function emptyRoot(): Promise<string> {
   return root;
 }
 
-async function opened(root: string, layout: string): Promise<FileStore> {
+async function openStore(root: string, layout: string): Promise<FileStore> {
   const store = await openLocal(root, { options: { layout } });
   onTestFinished(() => store.close());
   return store;
@@ -54,7 +54,7 @@ async function opened(root: string, layout: string): Promise<FileStore> {
 /** Creates every kind of file that a store can have. */
 async function fill(store: FileStore, root: string, more: Partial<VolumeSpec>): Promise<void> {
   const names = ['alpha', 'before', 'trashed', 'released'];
-  for (const [at, name] of names.entries()) await store.create(spec(at + 1, name, more), scope);
+  for (const [index, name] of names.entries()) await store.create(spec(index + 1, name, more), scope);
   await store.label(ref(1, 'alpha'), { team: 'a' }, scope);
   await store.rename(ref(2, 'before'), volumeName('renamed'), scope);
   if (more.access !== 'block') await writeFile(join(root, 'trashed', 'file'), 'deleted in version 1\n');
@@ -70,8 +70,8 @@ describe.each([
 ] as const)('a store with layout=%s', (layout, more) => {
   test('has the same bytes as one of 0.1', async () => {
     const root = await emptyRoot();
-    await fill(await opened(root, layout), root, more);
-    expect(await readTree(root, fixed)).toEqual(await fixture(layout));
+    await fill(await openStore(root, layout), root, more);
+    expect(await readTree(root, replacements)).toEqual(await fixture(layout));
   });
 
   describe('that 0.1 left', () => {
@@ -79,7 +79,7 @@ describe.each([
     beforeEach(async () => {
       const root = await emptyRoot();
       await writeTree(root, await fixture(layout));
-      store = await opened(root, layout);
+      store = await openStore(root, layout);
       await store.housekeeping.sweep(scope);
     });
 
@@ -113,7 +113,7 @@ describe.each([
 test('a volume that 0.1 released is adopted under its old id', async () => {
   const root = await emptyRoot();
   await writeTree(root, await fixture('directory'));
-  const store = await opened(root, 'directory');
-  const wish = spec(9, 'released', { bytes: 2n ** 30n, requestId: 'adopt' });
-  expect(await store.adoption.adopt(volumeName('released'), wish, scope)).toMatchObject(ref(4, 'released'));
+  const store = await openStore(root, 'directory');
+  const adoptSpec = spec(9, 'released', { bytes: 2n ** 30n, requestId: 'adopt' });
+  expect(await store.adoption.adopt(volumeName('released'), adoptSpec, scope)).toMatchObject(ref(4, 'released'));
 });

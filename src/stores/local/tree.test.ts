@@ -25,8 +25,8 @@ afterEach(async () => {
   await rm(outside, { recursive: true });
 });
 
-/** Ten thousand levels, made by renaming: no path is ever long. */
-async function deep(top: string, levels: number): Promise<void> {
+/** Creates nested directories by renaming, so that no path gets long. */
+async function makeDeepTree(top: string, levels: number): Promise<void> {
   await mkdir(top);
   for (let i = 0; i < levels; i++) {
     await mkdir(`${top}.next`);
@@ -51,19 +51,19 @@ describe('emptying a folder', () => {
   });
 
   test('removes trees deeper than the limits of paths and descriptors', async () => {
-    await deep(join(folder, 'deep'), 3000);
+    await makeDeepTree(join(folder, 'deep'), 3000);
     expect(await emptyFolder(folder, scope)).toEqual([]);
     expect(await readdir(folder)).toEqual([]);
   });
 
   test('stops when its signal aborts, and continues in the next call', async () => {
-    await deep(join(folder, 'deep'), 200);
-    const stop = new AbortController();
+    await makeDeepTree(join(folder, 'deep'), 200);
+    const controller = new AbortController();
     let calls = 0;
-    const signal = new Proxy(stop.signal, {
+    const signal = new Proxy(controller.signal, {
       get: (target, key) => {
         // After a while, in the middle of the work.
-        if (key === 'throwIfAborted' && ++calls === 40) stop.abort();
+        if (key === 'throwIfAborted' && ++calls === 40) controller.abort();
         const value: unknown = Reflect.get(target, key, target);
         return typeof value === 'function' ? value.bind(target) : value;
       },
@@ -77,17 +77,17 @@ describe('emptying a folder', () => {
   test('never follows directories that are swapped for symbolic links', async () => {
     const tree = join(folder, 'a');
     for (let i = 0; i < 40; i++) await mkdir(join(tree, `${i}`, 'sub'), { recursive: true });
-    let swapping = true;
-    const swap = async (): Promise<void> => {
-      // As a container with an open handle would; by the time most of these run, the tree has moved.
-      for (let i = 0; swapping; i = (i + 1) % 40) {
+    let isSwapping = true;
+    const swapDirectories = async (): Promise<void> => {
+      // A container with an open handle could do this. Most of these calls fail, because the tree has moved.
+      for (let i = 0; isSwapping; i = (i + 1) % 40) {
         await rename(join(tree, `${i}`), join(tree, `was-${i}`)).catch(() => undefined);
         await symlink(outside, join(tree, `${i}`)).catch(() => undefined);
       }
     };
-    const swapper = swap();
+    const swapper = swapDirectories();
     for (let i = 0; i < 20 && (await readdir(folder)).length > 0; i++) await emptyFolder(folder, scope);
-    swapping = false;
+    isSwapping = false;
     await swapper;
     await emptyFolder(folder, scope);
     expect(await readdir(folder)).toEqual([]);
@@ -115,7 +115,7 @@ describe('scanning a tree', () => {
   const du = (path: string): bigint =>
     BigInt(execFileSync('du', ['-s', '-B1', path], { encoding: 'utf8' }).split('\t')[0] ?? '');
 
-  test('counts what du counts: blocks, holes as nothing, links once, nothing outside', async () => {
+  test('counts what du counts: allocated blocks, hard links once, no targets of symbolic links', async () => {
     await mkdir(join(folder, 'a', 'b'), { recursive: true });
     await writeFile(join(folder, 'a', 'file'), Buffer.alloc(100_000, 1));
     await link(join(folder, 'a', 'file'), join(folder, 'a', 'b', 'same'));
@@ -133,17 +133,20 @@ describe('scanning a tree', () => {
     expect(await scanTree(folder, limit.signal)).toMatchObject({ complete: false });
   });
 
-  test('limits its memory, skips the rest and reports an incomplete result', async () => {
+  test('skips what exceeds its memory limits, and reports an incomplete result', async () => {
     for (const name of ['a', 'b', 'c']) await mkdir(join(folder, 'd', name), { recursive: true });
     for (const name of ['x', 'y']) {
       await writeFile(join(folder, name), 'x');
       await link(join(folder, name), join(folder, `${name}-again`));
     }
-    const whole = { links: 2, paths: 10_000 };
-    expect(await scanTree(folder, scope.signal, whole)).toEqual({ bytes: du(folder), files: 6n, complete: true });
-    expect(await scanTree(folder, scope.signal, { ...whole, links: 1 })).toMatchObject({ files: 5n, complete: false });
-    const few = await scanTree(folder, scope.signal, { ...whole, paths: 700 });
-    expect(few).toMatchObject({ files: 6n, complete: false });
+    const limits = { maxLinks: 2, maxPathBytes: 10_000 };
+    expect(await scanTree(folder, scope.signal, limits)).toEqual({ bytes: du(folder), files: 6n, complete: true });
+    expect(await scanTree(folder, scope.signal, { ...limits, maxLinks: 1 })).toMatchObject({
+      files: 5n,
+      complete: false,
+    });
+    const limitedScan = await scanTree(folder, scope.signal, { ...limits, maxPathBytes: 700 });
+    expect(limitedScan).toMatchObject({ files: 6n, complete: false });
   });
 
   test('throws when it is canceled', async () => {

@@ -6,13 +6,13 @@ import { eachBounded } from '#base/each-bounded.ts';
 import { errnoOf, isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import type { Unremovable } from '../file-store/files.ts';
-import { openRaw } from './raw-entries.ts';
-import { fileCallsPerLongCall } from './slots-by-device.ts';
+import { openRawDirectory } from './raw-entries.ts';
+import { maxFileCallsPerLongCall } from './slots-by-device.ts';
 
-const treesAtOnce = 2;
-const entriesAtOnce = fileCallsPerLongCall / treesAtOnce;
+const maxConcurrentTrees = 2;
+const maxConcurrentEntries = maxFileCallsPerLongCall / maxConcurrentTrees;
 /** Retries for a directory that a program with an open handle keeps refilling. */
-const attempts = 3;
+const maxAttempts = 3;
 // Not in node:fs; the value is the same on every architecture Node runs Linux on.
 const O_PATH = 0o10000000;
 
@@ -20,58 +20,58 @@ const O_PATH = 0o10000000;
  * Removes the contents of `folder`, a directory that only this user can change. Other programs may still be changing the trees inside it (a
  * container with an open handle, swapping a directory for a symbolic link).
  *
- * It never descends: it first renames a subdirectory that is not empty into `folder`. So in every path that it uses, only the last component
- * could be replaced by others, and unlink, rmdir and rename never follow that. A mount inside a tree can't be renamed (EBUSY), so nothing is
+ * It never descends: it first renames a subdirectory that is not empty into `folder`. So other programs can replace only the last component of
+ * a path that it uses, and unlink, rmdir and rename never follow a link there. A mount inside a tree can't be renamed (EBUSY), so nothing is
  * ever removed from another file system. Depth costs neither descriptors nor path length, and the work can stop at any point.
  *
- * Returns the entries that it could not remove. It remembers nothing else: a tree may have more directories than fit into memory.
+ * Returns the entries that it could not remove. It keeps nothing else in memory, because a tree may have more directories than fit.
  */
 export async function emptyFolder(folder: string, scope: Scope): Promise<readonly Unremovable[]> {
   const refilled = new Map<string, number>();
-  const left = new Map<string, string>();
+  const unremovable = new Map<string, string>();
   const prefix = `part-${randomBytes(6).toString('hex')}-`;
-  let parts = 0;
-  const moveUp = (at: string | Buffer): Promise<void> => rename(at, join(folder, `${prefix}${++parts}`));
+  let movedCount = 0;
+  const moveUp = (at: string | Buffer): Promise<void> => rename(at, join(folder, `${prefix}${++movedCount}`));
 
   async function removeOne(name: string): Promise<void> {
-    const at = join(folder, name);
+    const path = join(folder, name);
     let failure: unknown;
     try {
-      if ((await lstat(at)).isDirectory()) {
-        failure = await emptyDirectory(at, scope.signal, moveUp);
-        await rmdir(at);
-      } else await unlink(at);
+      if ((await lstat(path)).isDirectory()) {
+        failure = await emptyDirectory(path, scope.signal, moveUp);
+        await rmdir(path);
+      } else await unlink(path);
       refilled.delete(name);
     } catch (cause) {
       scope.signal.throwIfAborted();
       const code = errnoOf(cause);
       if (code === 'ENOENT') return;
       const count = (refilled.get(name) ?? 0) + 1;
-      if (code === 'ENOTEMPTY' && count < attempts && failure === undefined) {
+      if (code === 'ENOTEMPTY' && count < maxAttempts && failure === undefined) {
         refilled.set(name, count);
         return;
       }
       refilled.delete(name);
       const why = String(failure ?? cause);
-      left.set(name, why);
-      scope.log.warn('deleted data could not be removed', { path: at, cause: why });
+      unremovable.set(name, why);
+      scope.log.warn('deleted data could not be removed', { path, cause: why });
     }
   }
 
   async function* remaining(): AsyncGenerator<string> {
-    for await (const { name } of await opendir(folder, { bufferSize: 256 })) if (!left.has(name)) yield name;
+    for await (const { name } of await opendir(folder, { bufferSize: 256 })) if (!unremovable.has(name)) yield name;
   }
 
   for (;;) {
     scope.signal.throwIfAborted();
     let seen = 0;
-    await eachBounded(remaining(), treesAtOnce, async (name) => {
+    await eachBounded(remaining(), maxConcurrentTrees, async (name) => {
       scope.signal.throwIfAborted();
       seen++;
       await removeOne(name);
     });
     // The listing of this round may or may not contain the directories that were moved up during it.
-    if (seen === 0) return Array.from(left, ([name, why]) => ({ name, why }));
+    if (seen === 0) return Array.from(unremovable, ([name, why]) => ({ name, why }));
   }
 }
 
@@ -83,12 +83,12 @@ async function emptyDirectory(
 ): Promise<unknown> {
   const base = Buffer.from(`${directory}/`);
   let failure: unknown;
-  const list = await withAccess(directory, () => openRaw(base));
-  await eachBounded(list, entriesAtOnce, async (entry) => {
+  const list = await withAccess(directory, () => openRawDirectory(base));
+  await eachBounded(list, maxConcurrentEntries, async (entry) => {
     signal.throwIfAborted();
-    const at = Buffer.concat([base, entry.name]);
+    const path = Buffer.concat([base, entry.name]);
     try {
-      await withAccess(directory, () => (entry.isDirectory() ? removeDirectory(at, moveUp) : unlink(at)));
+      await withAccess(directory, () => (entry.isDirectory() ? removeDirectory(path, moveUp) : unlink(path)));
     } catch (cause) {
       // EISDIR, ENOTDIR: the entry was replaced after the listing. The next round sees its new type.
       if (!isErrno(cause, 'ENOENT', 'EISDIR', 'ENOTDIR')) failure ??= cause;
@@ -97,13 +97,13 @@ async function emptyDirectory(
   return failure;
 }
 
-async function removeDirectory(at: Buffer, moveUp: (at: Buffer) => Promise<void>): Promise<void> {
+async function removeDirectory(path: Buffer, moveUp: (at: Buffer) => Promise<void>): Promise<void> {
   try {
-    await rmdir(at);
+    await rmdir(path);
   } catch (cause) {
     if (!isErrno(cause, 'ENOTEMPTY', 'EEXIST')) throw cause;
     // Moving a directory elsewhere rewrites its '..', which needs permission to write to the directory itself.
-    await withAccess(at, () => moveUp(at));
+    await withAccess(path, () => moveUp(path));
   }
 }
 

@@ -85,6 +85,6 @@ test('a trash entry of version 0 gets a date when it is first seen, and keeps it
 
 test('a volume released in version 0 is adopted under its old id', async () => {
   const { store: _store, revision: _revision, ...spec } = alpha;
-  const back = await store.adoption.adopt(volumeName('gamma'), { ...spec, requestId: 'adopt' }, scope);
-  expect(back).toMatchObject({ id: 'sv1-00000000-0000-4000-8000-000000000004', name: 'gamma' });
+  const adopted = await store.adoption.adopt(volumeName('gamma'), { ...spec, requestId: 'adopt' }, scope);
+  expect(adopted).toMatchObject({ id: 'sv1-00000000-0000-4000-8000-000000000004', name: 'gamma' });
 });

@@ -13,13 +13,13 @@ describe('directories that other provisioners made', () => {
   test.each([
     ['csi-driver-nfs', 'pvc-1e0f8a5e-3c2b-4c57-9a51-2f1d5a0c7c11'],
     ['nfs-subdir-external-provisioner', 'web-data-db-0-pvc-0b9c5b2e-55f7-4a35-8b4b-19d0f7a2f9aa'],
-  ])('of %s become volumes in place, with their contents', async (_who, name) => {
+  ])('of %s become volumes in place, with their contents', async (_provisioner, name) => {
     const { store, folder } = await nfsStoreOnDisk();
     await mkdir(join(folder, name), { mode: 0o777 });
     await writeFile(join(folder, name, 'row'), '1');
     expect(await store.adoption.adoptable(scope)).toEqual([{ name }]);
-    const made = await store.adoption.adopt(volumeName(name), spec(name), scope);
-    expect(await store.get(made.name, scope)).toEqual({ volume: made, condition: 'ok' });
+    const adopted = await store.adoption.adopt(volumeName(name), spec(name), scope);
+    expect(await store.get(adopted.name, scope)).toEqual({ volume: adopted, condition: 'ok' });
     expect(await readFile(join(folder, name, 'row'), 'utf8')).toBe('1');
   });
 
@@ -31,16 +31,16 @@ describe('directories that other provisioners made', () => {
     await writeFile(join(folder, 'web', 'db', 'row'), '1');
     const names = async () => (await store.adoption.adoptable(scope)).map(({ name }) => name).sort();
     expect(await names()).toEqual(['cache', 'db']);
-    const made = await store.adoption.adopt(volumeName('db'), spec('db', { tier: 'gold' }), scope);
-    expect(made.labels).toEqual({ namespace: 'web', tier: 'gold' });
-    expect(await store.source(made, scope)).toMatchObject({ path: '/export/web/db' });
+    const adopted = await store.adoption.adopt(volumeName('db'), spec('db', { tier: 'gold' }), scope);
+    expect(adopted.labels).toEqual({ namespace: 'web', tier: 'gold' });
+    expect(await store.source(adopted, scope)).toMatchObject({ path: '/export/web/db' });
     expect(await readFile(join(folder, 'web', 'db', 'row'), 'utf8')).toBe('1');
-    // The folder is no volume, and what is in the volume is none either.
+    // Neither the folder nor a directory inside the volume is a volume.
     await mkdir(join(folder, 'web', 'db', 'inner'));
     expect(await names()).toEqual(['cache']);
     const fresh = await store.create({ ...spec('new', { namespace: 'web' }) }, scope);
     expect(await store.source(fresh, scope)).toMatchObject({ path: '/export/web/new' });
-    await store.delete(made, scope);
+    await store.delete(adopted, scope);
     await store.housekeeping.reclaim(scope);
     expect((await readdir(join(folder, 'web'))).sort()).toEqual(['.stowage-folder', 'bad name', 'cache', 'new']);
   });

@@ -11,9 +11,9 @@ import { openNfs } from '#testing/nfs-store.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
-// A check of a store that is open: its connections are no proof that one could be made now.
+// Checks of an open store. Its existing connections do not show that a new one can be opened.
 
-async function openOn(port: number, options: Readonly<Record<string, string>> = {}): Promise<FileStore> {
+async function openStoreOn(port: number, options: Readonly<Record<string, string>> = {}): Promise<FileStore> {
   const store = await openNfs({
     uri: 'nfs://127.0.0.1/export',
     options: { port: `${port}`, mountport: `${port}`, ...options },
@@ -22,7 +22,7 @@ async function openOn(port: number, options: Readonly<Record<string, string>> = 
   return store;
 }
 
-const lastOf = ({ ok, steps }: StoreCheck): object => ({ ok, ...steps.at(-1) });
+const lastStepOf = ({ ok, steps }: StoreCheck): object => ({ ok, ...steps.at(-1) });
 
 test('a check notices that this host may no longer connect, and leaves no connection open', async () => {
   const sockets = new Set<Socket>();
@@ -32,44 +32,44 @@ test('a check notices that this host may no longer connect, and leaves no connec
     return isAdmitted;
   };
   const { server } = await startOwnServer({ path: '/export', mayConnect });
-  const store = await openOn(server.port);
+  const store = await openStoreOn(server.port);
   const before = [...sockets];
   expect(before).toHaveLength(1);
   expect(await store.check(scope)).toMatchObject({ ok: true });
   await vi.waitFor(() => expect([...sockets]).toEqual(before));
 
   isAdmitted = false;
-  expect(lastOf(await store.check(scope))).toMatchObject({
+  expect(lastStepOf(await store.check(scope))).toMatchObject({
     ok: false,
     step: 'connect',
-    detail: '127.0.0.1 accepts connections from this host and closes them at once',
+    detail: '127.0.0.1 closes every connection from this host at once',
   });
   expect(await store.names(scope)).toEqual([]);
 });
 
 test('many concurrent checks of a store with many connections make few connections', async () => {
-  let made = 0;
+  let connectionCount = 0;
   const mayConnect = (): boolean => {
-    made++;
+    connectionCount++;
     return true;
   };
   const { server } = await startOwnServer({ path: '/export', mayConnect });
-  const store = await openOn(server.port, { nconnect: '16' });
-  const madeBy = async (work: () => Promise<unknown>): Promise<number> => {
-    const before = made;
+  const store = await openStoreOn(server.port, { nconnect: '16' });
+  const connectionsMadeBy = async (work: () => Promise<unknown>): Promise<number> => {
+    const before = connectionCount;
     await work();
-    return made - before;
+    return connectionCount - before;
   };
-  expect(await madeBy(() => store.check(scope))).toBe(1);
-  const all = (): Promise<StoreCheck[]> => Promise.all(Array.from({ length: 50 }, () => store.check(scope)));
-  expect(await madeBy(async () => expect((await all()).every(({ ok }) => ok)).toBe(true))).toBe(2);
+  expect(await connectionsMadeBy(() => store.check(scope))).toBe(1);
+  const runChecks = (): Promise<StoreCheck[]> => Promise.all(Array.from({ length: 50 }, () => store.check(scope)));
+  expect(await connectionsMadeBy(async () => expect((await runChecks()).every(({ ok }) => ok)).toBe(true))).toBe(2);
 });
 
 test('with one source port, the check shares the only connection', async () => {
   const { server } = await startOwnServer({ path: '/export' });
-  // Above those that systems take for outgoing connections.
+  // Above the range of ephemeral ports.
   const sourceport = `${61_000 + Math.floor(Math.random() * 4_000)}`;
-  const store = await openOn(server.port, { sourceport });
+  const store = await openStoreOn(server.port, { sourceport });
   expect(await store.check(scope)).toMatchObject({ ok: true });
 });
 
@@ -77,24 +77,34 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
   test('a check reads ca.pem again', async () => {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-nfs-check-tls-'));
     onTestFinished(() => rmSync(folder, { recursive: true }));
-    const certificate = (name: string): void => {
-      const how = ['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-days', '2'];
+    const createCertificate = (name: string): void => {
+      const keyOptions = [
+        'req',
+        '-x509',
+        '-newkey',
+        'ec',
+        '-pkeyopt',
+        'ec_paramgen_curve:P-256',
+        '-nodes',
+        '-days',
+        '2',
+      ];
       const subject = ['-subj', `/CN=${name}`, '-addext', 'subjectAltName=IP:127.0.0.1'];
       const files = ['-keyout', join(folder, `${name}.key`), '-out', join(folder, `${name}.pem`)];
-      execFileSync('openssl', [...how, ...subject, ...files], { stdio: 'pipe' });
+      execFileSync('openssl', [...keyOptions, ...subject, ...files], { stdio: 'pipe' });
     };
-    certificate('server');
-    certificate('stranger');
-    const trusted = join(folder, 'trusted');
-    mkdirSync(trusted);
-    copyFileSync(join(folder, 'server.pem'), join(trusted, 'ca.pem'));
+    createCertificate('server');
+    createCertificate('stranger');
+    const tlsFolder = join(folder, 'trusted');
+    mkdirSync(tlsFolder);
+    copyFileSync(join(folder, 'server.pem'), join(tlsFolder, 'ca.pem'));
     const [key, cert] = ['server.key', 'server.pem'].map((name) => readFileSync(join(folder, name)));
     const { server } = await startOwnServer({ path: '/export', tls: { options: { key, cert }, required: true } });
-    const store = await openOn(server.port, { tls: trusted });
+    const store = await openStoreOn(server.port, { tls: tlsFolder });
     expect(await store.check(scope)).toMatchObject({ ok: true });
 
-    copyFileSync(join(folder, 'stranger.pem'), join(trusted, 'ca.pem'));
-    expect(lastOf(await store.check(scope))).toMatchObject({
+    copyFileSync(join(folder, 'stranger.pem'), join(tlsFolder, 'ca.pem'));
+    expect(lastStepOf(await store.check(scope))).toMatchObject({
       ok: false,
       step: 'tls',
       detail: expect.stringMatching(/^the certificate of 127\.0\.0\.1 is not trusted/),

@@ -23,11 +23,12 @@ import { checkNfs } from './check.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { parseOptions } from './options.ts';
 
-/** `resolve ✓, connect ✗`, as a person sees it. */
-const shown = ({ steps }: StoreCheck): string => steps.map(({ step, ok }) => `${step} ${ok ? '✓' : '✗'}`).join(', ');
+/** The steps as text, such as `resolve ✓, connect ✗`. */
+const summaryOf = ({ steps }: StoreCheck): string =>
+  steps.map(({ step, ok }) => `${step} ${ok ? '✓' : '✗'}`).join(', ');
 
 function expectFailed(check: StoreCheck, steps: string, detail: RegExp, action: RegExp): void {
-  expect(shown(check)).toBe(steps);
+  expect(summaryOf(check)).toBe(steps);
   expect(check.ok).toBe(false);
   expect(check.steps.at(-1)?.detail).toMatch(detail);
   expect(check.steps.at(-1)?.action).toMatch(action);
@@ -45,41 +46,41 @@ async function stowageWith(uri: string): Promise<TestServer> {
   return server;
 }
 const check = (server: TestServer): Promise<StoreCheck> => server.core.stores.check('silver', aCall());
-const checked = async (uri: string): Promise<StoreCheck> => check(await stowageWith(uri));
+const checkNewStore = async (uri: string): Promise<StoreCheck> => check(await stowageWith(uri));
 
-const healthy = 'resolve ✓, connect ✓, mount ✓, write ✓, fsync ✓, delete ✓, round-trip ✓, room ✓';
+const healthySummary = 'resolve ✓, connect ✓, mount ✓, write ✓, fsync ✓, delete ✓, round-trip ✓, room ✓';
 
 describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
-  let ground: ScratchFolder;
+  let scratch: ScratchFolder;
   let ganesha: NfsServer;
-  const at = (...names: readonly string[]): string => join(ground.folder, ...names);
+  const pathIn = (...names: readonly string[]): string => join(scratch.folder, ...names);
   const uri = (path: string, more = ''): string =>
-    `nfs://${ganesha.host}:${ganesha.nfsPort}${at(path)}?mountport=${ganesha.mountPort}${more}`;
+    `nfs://${ganesha.host}:${ganesha.nfsPort}${pathIn(path)}?mountport=${ganesha.mountPort}${more}`;
 
   beforeAll(async () => {
-    ground = createScratchFolder();
-    for (const name of ['plain', 'squashed', 'read-only']) mkdirSync(at(name));
+    scratch = createScratchFolder();
+    for (const name of ['plain', 'squashed', 'read-only']) mkdirSync(pathIn(name));
     ganesha = await startGanesha({
       exports: [
-        { path: at('plain'), tag: 'plain' },
-        { path: at('squashed'), tag: 'squashed', squash: 'root' },
-        { path: at('read-only'), tag: 'read-only', readOnly: true },
+        { path: pathIn('plain'), tag: 'plain' },
+        { path: pathIn('squashed'), tag: 'squashed', squash: 'root' },
+        { path: pathIn('read-only'), tag: 'read-only', readOnly: true },
       ],
-      signal: ground.scope.signal,
+      signal: scratch.scope.signal,
     });
   });
   afterAll(async () => {
     await ganesha?.[Symbol.asyncDispose]();
-    ground?.[Symbol.dispose]();
+    scratch?.[Symbol.dispose]();
   });
 
   test('a healthy store passes all steps, and the check leaves nothing behind', async () => {
     const server = await stowageWith(uri('plain'));
     // Opening the store writes to the folder.
     await vi.waitFor(() => expect(server.core.stores.view('silver').store).toBeDefined(), waitForOptions);
-    const before = readdirSync(at('plain'), { recursive: true });
+    const before = readdirSync(pathIn('plain'), { recursive: true });
     const found = await check(server);
-    expect(shown(found)).toBe(healthy);
+    expect(summaryOf(found)).toBe(healthySummary);
     expect(found.ok).toBe(true);
     expect(found.freeBytes).toBeGreaterThan(0n);
     expect(found.totalBytes).toBeGreaterThanOrEqual(found.freeBytes ?? 0n);
@@ -87,59 +88,59 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     expect(details).toMatchObject({
       resolve: ganesha.host,
       connect: `${ganesha.host}, port ${ganesha.nfsPort}`,
-      mount: `${at('plain')}, by the service on port ${ganesha.mountPort}`,
+      mount: `${pathIn('plain')}, by the service on port ${ganesha.mountPort}`,
       write: 'created a file, owned by 0:0',
       'round-trip': expect.stringMatching(/^\d+\.\d\d ms, the median of 5$/),
     });
-    expect(readdirSync(at('plain'), { recursive: true })).toEqual(before);
+    expect(readdirSync(pathIn('plain'), { recursive: true })).toEqual(before);
   });
 
-  test('root squash: connecting succeeds and writing fails', async () => {
+  test('a server with root squash fails at the step write', async () => {
     expectFailed(
-      await checked(uri('squashed')),
+      await checkNewStore(uri('squashed')),
       'resolve ✓, connect ✓, mount ✓, write ✗',
       /^the server denies root access to .*squashed: .*root_squash/,
-      /^Give the store squash=root with the uid and gid/,
+      /^Set squash=root with the uid and gid/,
     );
-    expect(readdirSync(at('squashed'))).toEqual([]);
+    expect(readdirSync(pathIn('squashed'))).toEqual([]);
   });
 
   test('root squash is reported if all users may write', async () => {
-    mkdirSync(at('squashed', 'open'));
-    chmodSync(at('squashed', 'open'), 0o777);
-    const { steps } = await checked(uri('squashed/open'));
+    mkdirSync(pathIn('squashed', 'open'));
+    chmodSync(pathIn('squashed', 'open'), 0o777);
+    const { steps } = await checkNewStore(uri('squashed/open'));
     expect(steps.find(({ step }) => step === 'write')?.detail).toMatch(
       /^created a file, owned by \d+:\d+: the server maps root to another user \(root_squash\)$/,
     );
   });
 
-  test('read-only', async () => {
+  test('a read-only export fails at the step write, unless the store is read-only', async () => {
     expectFailed(
-      await checked(uri('read-only')),
+      await checkNewStore(uri('read-only')),
       'resolve ✓, connect ✓, mount ✓, write ✗',
-      /read-only$/,
-      /give the store the option readOnly=true/,
+      /is read-only: /,
+      /set readOnly=true on the store/,
     );
-    const found = await checked(uri('read-only', '&readOnly=true'));
-    expect(shown(found)).toBe('resolve ✓, connect ✓, mount ✓, read ✓, round-trip ✓, room ✓');
+    const found = await checkNewStore(uri('read-only', '&readOnly=true'));
+    expect(summaryOf(found)).toBe('resolve ✓, connect ✓, mount ✓, read ✓, round-trip ✓, room ✓');
     expect(found.ok).toBe(true);
   });
 
-  test('an export that does not exist', async () => {
+  test('an export that does not exist fails at the step mount', async () => {
     expectFailed(
-      await checked(uri('nothing')),
+      await checkNewStore(uri('nothing')),
       'resolve ✓, connect ✓, mount ✗',
-      /denies this host the directory .*\/nothing, and does not list it/,
+      /denies access to .*\/nothing and does not list it/,
       /^Correct the path/,
     );
   });
 
   test('problems of the store itself are reported after the connection steps', async () => {
-    mkdirSync(at('plain', 'odd', '.stowage'), { recursive: true });
+    mkdirSync(pathIn('plain', 'odd', '.stowage'), { recursive: true });
     const text = JSON.stringify({ version: 1, uuid: 'c52d12b5-9ba4-4e34-a7fb-0a5a5f4b1f8e', layout: 'image' });
-    writeFileSync(at('plain', 'odd', '.stowage', 'store.json'), text);
-    const found = await checked(uri('plain/odd'));
-    expect(shown(found)).toBe(`${healthy}, open ✗`);
+    writeFileSync(pathIn('plain', 'odd', '.stowage', 'store.json'), text);
+    const found = await checkNewStore(uri('plain/odd'));
+    expect(summaryOf(found)).toBe(`${healthySummary}, open ✗`);
     expect(found.ok).toBe(false);
   });
 
@@ -151,21 +152,21 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     } finally {
       ganesha.thaw();
     }
-    expect(shown(await check(server))).toBe(healthy);
+    expect(summaryOf(await check(server))).toBe(healthySummary);
   });
 });
 
-describe.skipIf(needs('ganesha', 'rpcbind'))('with a portmapper', () => {
-  test('is asked, and its answer is reported', async () => {
-    const ground = createScratchFolder();
-    onTestFinished(() => ground[Symbol.dispose]());
-    const path = join(ground.folder, 'exported');
+describe.skipIf(needs('ganesha', 'rpcbind'))('a portmapper', () => {
+  test('returns the port of the MOUNT service, which the check reports', async () => {
+    const scratch = createScratchFolder();
+    onTestFinished(() => scratch[Symbol.dispose]());
+    const path = join(scratch.folder, 'exported');
     mkdirSync(path);
-    const signal = ground.scope.signal;
+    const signal = scratch.scope.signal;
     const ganesha = await startGaneshaWithRpcbind({ exports: [{ path, tag: 'it' }], signal });
     onTestFinished(() => ganesha[Symbol.asyncDispose]());
-    const found = await checked(`nfs://${ganesha.host}:${ganesha.nfsPort}${path}`);
-    expect(shown(found)).toBe(healthy.replace('mount', 'portmap ✓, mount'));
+    const found = await checkNewStore(`nfs://${ganesha.host}:${ganesha.nfsPort}${path}`);
+    expect(summaryOf(found)).toBe(healthySummary.replace('mount', 'portmap ✓, mount'));
     expect(found.steps.find(({ step }) => step === 'portmap')?.detail).toBe(
       `the MOUNT service is on port ${ganesha.mountPort}`,
     );
@@ -173,39 +174,39 @@ describe.skipIf(needs('ganesha', 'rpcbind'))('with a portmapper', () => {
 });
 
 describe('connecting', () => {
-  test('a server that accepts connections and never answers delays a check only shortly, whatever the options', async () => {
+  test('a server that accepts connections and never answers delays a check by less than 10 s, whatever the options', async () => {
     const silent = createServer((socket) => void socket.on('error', () => undefined));
     const port = await new Promise<number>((resolve) => {
       silent.listen(0, '127.0.0.1', () => resolve((silent.address() as { port: number }).port));
     });
     onTestFinished(() => void silent.close());
     const server = await stowageWith(`nfs://127.0.0.1:${port}/x?timeout=60s`);
-    const since = performance.now();
+    const startedAt = performance.now();
     expectFailed(await check(server), 'resolve ✓, connect ✗', /^127\.0\.0\.1 did not answer in time$/, /^Try again/);
-    expect(performance.now() - since).toBeLessThan(10_000);
+    expect(performance.now() - startedAt).toBeLessThan(10_000);
   }, 60_000);
 
-  test('a host name that does not resolve', async () => {
-    expectFailed(await checked('nfs://nowhere.invalid/x'), 'resolve ✗', /does not resolve/, /getent hosts/);
+  test('a host name that does not resolve fails at the step resolve', async () => {
+    expectFailed(await checkNewStore('nfs://nowhere.invalid/x'), 'resolve ✗', /does not resolve/, /getent hosts/);
   });
 
-  test('a port that nothing listens on', async () => {
+  test('a port that nothing listens on fails at the step connect', async () => {
     const server = createServer();
     const port = await new Promise<number>((resolve) => {
       server.listen(0, '127.0.0.1', () => resolve((server.address() as { port: number }).port));
     });
     await new Promise((resolve) => server.close(resolve));
     expectFailed(
-      await checked(`nfs://127.0.0.1:${port}/x?retries=0`),
+      await checkNewStore(`nfs://127.0.0.1:${port}/x?retries=0`),
       'resolve ✓, connect ✗',
       /nothing listens/,
       /started/,
     );
   });
 
-  test('without a portmapper the check continues', async () => {
+  test('a check continues without a portmapper', async () => {
     const own = await startOwnServer({ path: '/export', host: '127.9.9.9' });
-    const { steps } = await checked(`nfs://127.9.9.9:${own.server.port}/export`);
+    const { steps } = await checkNewStore(`nfs://127.9.9.9:${own.server.port}/export`);
     expect(steps.find(({ step }) => step === 'portmap')).toMatchObject({
       ok: true,
       detail: 'no answer on port 111; continued without it',
@@ -216,34 +217,34 @@ describe('connecting', () => {
   test('a server without TLS fails at the step tls', async () => {
     const own = await startOwnServer({ path: '/export' });
     expectFailed(
-      await checked(`nfs://127.0.0.1:${own.server.port}/export?tls=on`),
+      await checkNewStore(`nfs://127.0.0.1:${own.server.port}/export?tls=on`),
       'resolve ✓, connect ✓, tls ✗',
-      /offers no encrypted connections/,
+      /does not support encrypted connections/,
       /RFC 9289/,
     );
     expectFailed(
-      await checked(`nfs://127.0.0.1:${own.server.port}/export?tls=/nowhere`),
+      await checkNewStore(`nfs://127.0.0.1:${own.server.port}/export?tls=/nowhere`),
       'resolve ✓, tls ✗',
       /\/nowhere\/ca\.pem is missing/,
-      /needs ca\.pem/,
+      /must contain ca\.pem/,
     );
   });
 });
 
 describe('the probe file', () => {
   /** A COMMIT that gets no reply before its caller gives up. */
-  function unanswered(): { readonly reached: Promise<void>; readonly commit: NfsClient['commit'] } {
+  function createUnansweredCommit(): { readonly reached: Promise<void>; readonly commit: NfsClient['commit'] } {
     const { promise: reached, resolve: reach } = Promise.withResolvers<void>();
-    const commit: NfsClient['commit'] = (_file, _from, _count, within) => {
+    const commit: NfsClient['commit'] = (_file, _from, _count, limits) => {
       const { promise, reject } = Promise.withResolvers<never>();
-      within?.signal?.addEventListener('abort', () => reject(within.signal?.reason));
+      limits?.signal?.addEventListener('abort', () => reject(limits.signal?.reason));
       reach();
       return promise;
     };
     return { reached, commit };
   }
 
-  async function folder(): Promise<string> {
+  async function createFolder(): Promise<string> {
     const path = await mkdtemp(join(tmpdir(), 'stowage-nfs-check-'));
     onTestFinished(() => rm(path, { recursive: true }));
     return path;
@@ -256,12 +257,12 @@ describe('the probe file', () => {
     clock = createFakeClock(),
   ): Promise<StoreCheck> => {
     const options = parseOptions('nfs://nowhere/export', {});
-    const how = { connect: connectScripted(path, script), readOnly: false, removeLeftovers: async () => undefined };
-    return await checkNfs({ options, store: 'test', clock, ...how }, { signal, log: silentLog() });
+    const parts = { connect: connectScripted(path, script), readOnly: false, removeLeftovers: async () => undefined };
+    return await checkNfs({ options, store: 'test', clock, ...parts }, { signal, log: silentLog() });
   };
 
   test.each([
-    ['write', 'NOSPC', () => ({ write: refusing('NOSPC') }), /no room is left/],
+    ['write', 'NOSPC', () => ({ write: refusing('NOSPC') }), /no space left/],
     [
       'write',
       'a quota',
@@ -271,14 +272,14 @@ describe('the probe file', () => {
     ['write', 'an error after it was written', () => ({ getattr: refusing('IO') }), /input\/output error/],
     ['fsync', 'an error', () => ({ commit: refusing('IO') }), /input\/output error/],
   ] as const)('is removed if %s fails with %s', async (step, _what, script, detail) => {
-    const path = await folder();
+    const path = await createFolder();
     const { steps } = await check(path, script);
     expect(steps.at(-1)).toMatchObject({ step, ok: false, detail: expect.stringMatching(detail) });
     expect(await readdir(path)).toEqual([]);
   });
 
   test('is removed by a retry if the deletion fails once', async () => {
-    const path = await folder();
+    const path = await createFolder();
     let calls = 0;
     const { steps } = await check(path, (real) => ({
       remove: (...args) => (calls++ === 0 ? refusing('ACCES')() : real.remove(...args)),
@@ -288,7 +289,7 @@ describe('the probe file', () => {
   });
 
   test('is removed if the reply to its creation was lost', async () => {
-    const path = await folder();
+    const path = await createFolder();
     const { steps } = await check(path, (real) => ({
       create: async (...args) => {
         await real.create(...args);
@@ -300,26 +301,26 @@ describe('the probe file', () => {
   });
 
   test('is removed if the caller gives up', async () => {
-    const path = await folder();
-    const giveUp = new AbortController();
-    const { reached, commit } = unanswered();
-    const checking = check(path, () => ({ commit }), giveUp.signal);
+    const path = await createFolder();
+    const controller = new AbortController();
+    const { reached, commit } = createUnansweredCommit();
+    const checking = check(path, () => ({ commit }), controller.signal);
     await reached;
     expect(await readdir(path)).toHaveLength(1);
-    giveUp.abort(new Error('enough'));
+    controller.abort(new Error('enough'));
     await expect(checking).rejects.toThrow('enough');
     expect(await readdir(path)).toEqual([]);
   });
 
   test('is removed if the check takes too long, and the completed steps are reported', async () => {
-    const path = await folder();
+    const path = await createFolder();
     const clock = createFakeClock();
-    const { reached, commit } = unanswered();
+    const { reached, commit } = createUnansweredCommit();
     const checking = check(path, () => ({ commit }), undefined, clock);
     await reached;
     expect(await readdir(path)).toHaveLength(1);
     clock.advance(8_000);
-    expect(shown(await checking)).toBe('resolve ✓, connect ✓, mount ✓, write ✓, fsync ✗');
+    expect(summaryOf(await checking)).toBe('resolve ✓, connect ✓, mount ✓, write ✓, fsync ✗');
     expect(await readdir(path)).toEqual([]);
   });
 });

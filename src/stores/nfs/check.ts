@@ -16,26 +16,26 @@ export interface CheckParts {
   readonly options: NfsOptions;
   readonly store: string;
   readonly clock: Clock;
-  /** Makes connections for this check alone. The existing ones of an open store do not show whether a new one can be made. */
+  /** Opens connections for this check alone. The existing ones of an open store do not show whether a new one can be opened. */
   readonly connect: Connect;
   readonly readOnly: boolean;
   /** Removes files of checks that were killed. */
-  readonly removeLeftovers: (checked: CheckedDirectory, within: ProbeLimits, log: Log) => Promise<void>;
+  readonly removeLeftovers: (checked: CheckedDirectory, limits: ProbeLimits, log: Log) => Promise<void>;
 }
 
-const pings = 5;
-/** Time limits of the whole check and of one call. A user waits for the check, and a healthy server answers quickly. */
-const checkMs = 8_000;
-const callMs = 4_000;
+const pingCount = 5;
+/** Timeouts of the whole check and of one call. Short, because a user waits for the check and a healthy server answers quickly. */
+const checkTimeoutMs = 8_000;
+const callTimeoutMs = 4_000;
 
 /** Checks, step by step, everything that opening the store needs. Stops at the first step that fails. */
-export async function checkNfs(asked: CheckParts, scope: Scope): Promise<StoreCheck> {
-  const { store, clock } = asked;
-  const options = { ...asked.options, timeout: Math.min(asked.options.timeout, callMs), connections: 1 };
-  const parts = { ...asked, options };
+export async function checkNfs(requested: CheckParts, scope: Scope): Promise<StoreCheck> {
+  const { store, clock } = requested;
+  const options = { ...requested.options, timeout: Math.min(requested.options.timeout, callTimeoutMs), connections: 1 };
+  const parts = { ...requested, options };
   const steps: CheckStep[] = [];
   let room: Room | undefined;
-  using limit = clock.deadline(checkMs, scope.signal);
+  using limit = clock.deadline(checkTimeoutMs, scope.signal);
   try {
     room = await runSteps(parts, steps, { ...scope, signal: limit.signal });
   } catch (thrown) {
@@ -49,48 +49,51 @@ export async function checkNfs(asked: CheckParts, scope: Scope): Promise<StoreCh
 
 async function runSteps(parts: CheckParts, steps: CheckStep[], { signal, log }: Scope): Promise<Room | undefined> {
   const { options, clock, readOnly } = parts;
-  const within = { signal, deadlineMs: options.timeout };
+  const limits = { signal, deadlineMs: options.timeout };
   const onStep: OnStep = (step, detail) => steps.push({ step, ok: true, detail });
-  const step = async (name: string, work: () => Promise<string>): Promise<void> => {
-    steps.push({ step: name, ok: true, detail: await orFailed(() => name, work()) });
+  const runStep = async (name: string, work: () => Promise<string>): Promise<void> => {
+    steps.push({ step: name, ok: true, detail: await wrapFailure(() => name, work()) });
   };
-  const session = await orFailed((cause) => pendingStep(steps, options, cause), parts.connect(options, onStep, signal));
-  using _closing = closing(session);
+  const session = await wrapFailure(
+    (cause) => pendingStep(steps, options, cause),
+    parts.connect(options, onStep, signal),
+  );
+  using _closing = closeOnDispose(session);
   const { nfs } = session;
-  const root = await orFailed(() => 'mount', session.mount(signal));
+  const root = await wrapFailure(() => 'mount', session.mount(signal));
   let writtenAt: number | undefined;
-  if (readOnly) await step('read', () => readDirectory(nfs, root, within));
+  if (readOnly) await runStep('read', () => readDirectory(nfs, root, limits));
   else {
-    await using probe = createProbe(nfs, root, identityOf(options).uid, within);
-    await step('write', probe.write);
-    await step('fsync', probe.sync);
-    await step('delete', probe.remove);
+    await using probe = createProbe(nfs, root, identityOf(options).uid, limits);
+    await runStep('write', probe.write);
+    await runStep('fsync', probe.sync);
+    await runStep('delete', probe.remove);
     writtenAt = probe.writtenAt;
   }
-  await step('round-trip', () => roundTrip(nfs, clock, within));
+  await runStep('round-trip', () => measureRoundTrip(nfs, clock, limits));
   let room: Room | undefined;
-  await step('room', async () => {
-    const { totalBytes, availableBytes } = await nfs.fsstat(root, within);
+  await runStep('room', async () => {
+    const { totalBytes, availableBytes } = await nfs.fsstat(root, limits);
     if (!readOnly && availableBytes === 0n) throw storeFull(parts.store);
     room = { totalBytes, freeBytes: availableBytes };
     return `${formatSize(room.freeBytes)} free of ${formatSize(room.totalBytes)}`;
   });
   // Last, so that it takes no time from the check itself.
-  if (writtenAt !== undefined) await parts.removeLeftovers({ nfs, root, now: writtenAt }, within, log);
+  if (writtenAt !== undefined) await parts.removeLeftovers({ nfs, root, now: writtenAt }, limits, log);
   return room;
 }
 
-const closing = (session: Session): Disposable => ({ [Symbol.dispose]: () => session.close() });
+const closeOnDispose = (session: Session): Disposable => ({ [Symbol.dispose]: () => session.close() });
 
 class StepFailed extends Error {
   readonly step: string;
-  constructor(step: string, about: ErrorOptions) {
-    super(`${step} failed`, about);
+  constructor(step: string, options: ErrorOptions) {
+    super(`${step} failed`, options);
     this.step = step;
   }
 }
 
-const orFailed = <T>(step: (cause: unknown) => string, work: Promise<T>): Promise<T> =>
+const wrapFailure = <T>(step: (cause: unknown) => string, work: Promise<T>): Promise<T> =>
   work.catch((cause: unknown) => Promise.reject(new StepFailed(step(cause), { cause })));
 
 /** The first step to a connection that was not reported as done. */
@@ -100,22 +103,22 @@ function pendingStep(steps: readonly CheckStep[], { network }: NfsOptions, cause
   return isTlsFailure(cause) ? 'tls' : 'connect';
 }
 
-const readDirectory = async (nfs: NfsClient, root: FileHandle, within: ProbeLimits): Promise<string> =>
-  `the directory has mode ${(await nfs.getattr(root, within)).mode.toString(8)}`;
+const readDirectory = async (nfs: NfsClient, root: FileHandle, limits: ProbeLimits): Promise<string> =>
+  `the directory has mode ${(await nfs.getattr(root, limits)).mode.toString(8)}`;
 
-async function roundTrip(nfs: NfsClient, clock: Clock, within: ProbeLimits): Promise<string> {
+async function measureRoundTrip(nfs: NfsClient, clock: Clock, limits: ProbeLimits): Promise<string> {
   const times: number[] = [];
-  for (let i = 0; i < pings; i++) {
+  for (let i = 0; i < pingCount; i++) {
     const before = clock.elapsed();
-    await nfs.null(within);
+    await nfs.null(limits);
     times.push(clock.elapsed() - before);
   }
   times.sort((a, b) => a - b);
-  return `${(times[Math.floor(pings / 2)] ?? 0).toFixed(2)} ms, the median of ${pings}`;
+  return `${(times[Math.floor(pingCount / 2)] ?? 0).toFixed(2)} ms, the median of ${pingCount}`;
 }
 
 function storeFull(store: string): StowageError {
-  return new StowageError(`no room is left in store ${store}`, {
+  return new StowageError(`no space left in store ${store}`, {
     code: 'exhausted',
     reason: 'store-full',
     action: "Delete volumes or files that are no longer needed, or have the server's administrator add space.",

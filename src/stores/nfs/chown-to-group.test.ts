@@ -35,17 +35,17 @@ interface Volume {
   readonly parent: string;
   readonly nfs: NfsClient;
   readonly root: FileHandle;
-  /** Calls that change something, in their order. */
-  readonly set: string[];
-  readonly sets: SetAttributes[];
-  give(group: number, signal?: AbortSignal): Promise<unknown>;
-  about(name: string): string;
+  /** For each SETATTR, in order: whether it changed the top directory or something below. */
+  readonly changedPlaces: string[];
+  readonly changes: SetAttributes[];
+  chownToGroup(group: number, signal?: AbortSignal): Promise<unknown>;
+  describeFile(name: string): string;
 }
 
-async function volume(
+async function startVolume(
   serverSquash: 'root' | 'none',
   options: Readonly<Record<string, string>> = {},
-  before: (volume: Pick<Volume, 'set'>) => void = () => undefined,
+  beforeChange: (volume: Pick<Volume, 'changedPlaces'>) => void = () => undefined,
 ): Promise<Volume> {
   const parent = mkdtempSync(join(tmpdir(), 'stowage-giving-'));
   onTestFinished(() => rmSync(parent, { recursive: true, force: true }));
@@ -68,12 +68,12 @@ async function volume(
   const session = await createConnect(clock)(parsed, () => undefined, scope.signal);
   onTestFinished(() => session.close());
   const root = await session.mount(scope.signal);
-  const set: string[] = [];
-  const sets: SetAttributes[] = [];
+  const changedPlaces: string[] = [];
+  const changes: SetAttributes[] = [];
   const setattr: NfsClient['setattr'] = async (handle, ...rest) => {
-    sets.push(rest[0]);
-    set.push(Buffer.from(handle).equals(Buffer.from(root)) ? 'top' : 'below');
-    before({ set });
+    changes.push(rest[0]);
+    changedPlaces.push(Buffer.from(handle).equals(Buffer.from(root)) ? 'top' : 'below');
+    beforeChange({ changedPlaces });
     return await session.nfs.setattr(handle, ...rest);
   };
   const nfs = { ...session.nfs, setattr };
@@ -85,19 +85,19 @@ async function volume(
     parent,
     nfs: session.nfs,
     root,
-    set,
-    sets,
-    give: (to, signal = scope.signal) =>
+    changedPlaces,
+    changes,
+    chownToGroup: (to, signal = scope.signal) =>
       createChownToGroup(storeRoot, parsed)(source, to, { ...scope, signal }).catch((thrown: unknown) => thrown),
-    about: (name) => {
+    describeFile: (name) => {
       const { uid, gid, mode } = lstatSync(join(directory, name));
       return `${uid}:${gid} ${(mode & 0o7777).toString(8)}`;
     },
   };
 }
 
-/** With what users put into volumes; something outside that a link leads to. */
-function plant({ directory, parent }: Volume): void {
+/** Creates files as users do, and a file outside the volume as the target of a link. */
+function plantFiles({ directory, parent }: Volume): void {
   mkdirSync(join(directory, 'a/b'), { recursive: true, mode: 0o755 });
   writeFileSync(join(directory, 'a/b/file'), '');
   writeFileSync(join(directory, 'a/program'), '');
@@ -109,14 +109,14 @@ function plant({ directory, parent }: Volume): void {
   chmodSync(join(directory, 'a/program'), 0o6755);
 }
 
-const everything = ['.', 'a', 'a/b', 'a/b/file', 'a/program', 'link'];
+const allNames = ['.', 'a', 'a/b', 'a/b/file', 'a/program', 'link'];
 
 describe.skipIf(needs('root'))('changing the group of a volume', () => {
   test('changes the group and mode of all files, keeps owners, and does not follow links', async () => {
-    const it = await volume('none');
-    plant(it);
-    expect(await it.give(group)).toBeUndefined();
-    expect(everything.map(it.about)).toEqual([
+    const served = await startVolume('none');
+    plantFiles(served);
+    expect(await served.chownToGroup(group)).toBeUndefined();
+    expect(allNames.map(served.describeFile)).toEqual([
       '0:2000 2775',
       '1001:2000 2775',
       '1001:2000 2775',
@@ -124,65 +124,68 @@ describe.skipIf(needs('root'))('changing the group of a volume', () => {
       '1001:2000 775',
       '1001:2000 777',
     ]);
-    // Servers differ in what a mode of a link means.
-    expect(it.sets).toContainEqual({ gid: group });
-    const { gid, mode } = lstatSync(join(it.parent, 'outside'));
+    // Servers treat the mode of a link differently, so it must not be set.
+    expect(served.changes).toContainEqual({ gid: group });
+    const { gid, mode } = lstatSync(join(served.parent, 'outside'));
     expect([gid, mode & 0o7777]).toEqual([0, 0o644]);
   });
 
   test('a second call makes one GETATTR, and another group changes all files again', async () => {
-    const it = await volume('none');
-    plant(it);
-    await it.give(group);
-    it.set.length = 0;
-    lchownSync(join(it.directory, 'a/b/file'), 1001, 3000);
-    expect(await it.give(group)).toBeUndefined();
-    expect([it.set, it.about('a/b/file')]).toEqual([[], '1001:3000 660']);
-    expect(await it.give(4000)).toBeUndefined();
-    expect(everything.map((name) => lstatSync(join(it.directory, name)).gid)).toEqual(everything.map(() => 4000));
+    const served = await startVolume('none');
+    plantFiles(served);
+    await served.chownToGroup(group);
+    served.changedPlaces.length = 0;
+    lchownSync(join(served.directory, 'a/b/file'), 1001, 3000);
+    expect(await served.chownToGroup(group)).toBeUndefined();
+    expect([served.changedPlaces, served.describeFile('a/b/file')]).toEqual([[], '1001:3000 660']);
+    expect(await served.chownToGroup(4000)).toBeUndefined();
+    expect(allNames.map((name) => lstatSync(join(served.directory, name)).gid)).toEqual(allNames.map(() => 4000));
   });
 
   test('the top directory comes last, so that an interrupted call is continued', async () => {
-    const cut = new AbortController();
-    const it = await volume('none', {}, ({ set }) => {
-      if (set.length === 3)
-        cut.abort(new StowageError('cut short', { code: 'canceled', reason: 'canceled', action: '' }));
+    const controller = new AbortController();
+    const served = await startVolume('none', {}, ({ changedPlaces }) => {
+      if (changedPlaces.length === 3)
+        controller.abort(new StowageError('cut short', { code: 'canceled', reason: 'canceled', action: '' }));
     });
-    plant(it);
-    expect(await it.give(group, cut.signal)).toMatchObject({ message: 'cut short' });
-    expect(it.about('.')).toBe('0:0 755');
-    expect(await it.give(group)).toBeUndefined();
-    expect(everything.map((name) => lstatSync(join(it.directory, name)).gid)).toEqual(everything.map(() => group));
-    expect([it.set.filter((one) => one === 'top'), it.set.at(-1)]).toEqual([['top'], 'top']);
+    plantFiles(served);
+    expect(await served.chownToGroup(group, controller.signal)).toMatchObject({ message: 'cut short' });
+    expect(served.describeFile('.')).toBe('0:0 755');
+    expect(await served.chownToGroup(group)).toBeUndefined();
+    expect(allNames.map((name) => lstatSync(join(served.directory, name)).gid)).toEqual(allNames.map(() => group));
+    expect([served.changedPlaces.filter((one) => one === 'top'), served.changedPlaces.at(-1)]).toEqual([
+      ['top'],
+      'top',
+    ]);
   });
 
   test("with squash=root the store's user changes its own files", async () => {
-    const it = await volume('root', { squash: 'root', uid: '1001', gid: '1001' });
-    plant(it);
-    chownSync(it.directory, 1001, 1001);
-    expect(await it.give(group)).toBeUndefined();
-    expect(it.about('.')).toBe('1001:2000 2775');
-    expect(it.about('a/b/file')).toBe('1001:2000 660');
+    const served = await startVolume('root', { squash: 'root', uid: '1001', gid: '1001' });
+    plantFiles(served);
+    chownSync(served.directory, 1001, 1001);
+    expect(await served.chownToGroup(group)).toBeUndefined();
+    expect(served.describeFile('.')).toBe('1001:2000 2775');
+    expect(served.describeFile('a/b/file')).toBe('1001:2000 660');
   });
 
   test.each([
     ['a server that maps root to nobody', 'root', {}, 'let root change the group'],
-    ['files of another user', 'root', { squash: 'root', uid: '7', gid: '7' }, 'let user 7, who root is there'],
+    ['files of another user', 'root', { squash: 'root', uid: '7', gid: '7' }, 'let user 7, to which root is mapped'],
   ] as const)('%s: the call fails with an action', async (_, squash, options, message) => {
-    const it = await volume(squash, options);
-    plant(it);
-    expect(await it.give(group)).toMatchObject({
+    const served = await startVolume(squash, options);
+    plantFiles(served);
+    expect(await served.chownToGroup(group)).toMatchObject({
       code: 'denied',
       reason: 'group-refused',
       message: expect.stringContaining(message),
       action: expect.stringContaining('squash=all'),
     });
-    expect(it.about('.')).toBe('0:0 755');
+    expect(served.describeFile('.')).toBe('0:0 755');
   });
 });
 
 describe.skipIf(needs('root', 'fuse'))('a mounted volume after its group was changed', () => {
-  const as = (uid: number, script: string, ...args: readonly string[]) =>
+  const runAs = (uid: number, script: string, ...args: readonly string[]) =>
     run('setpriv', [
       '--reuid',
       `${uid}`,
@@ -198,17 +201,25 @@ describe.skipIf(needs('root', 'fuse'))('a mounted volume after its group was cha
     ]);
 
   test('lets two users of the group change each other’s files', async () => {
-    const it = await volume('none');
-    plant(it);
-    await it.give(group);
-    chmodSync(it.parent, 0o755);
-    await using mount = await mountNfs(it.parent, it);
-    await as(1003, 'umask 002; cd "$1"; echo first > a/b/file; mkdir d; echo first > d/file', mount.at);
-    await as(1004, 'umask 002; cd "$1"; echo second >> d/file; mv d/file a/moved; touch d/own', mount.at);
-    await as(1003, 'cd "$1"; rm a/program; mv d/own d/other; echo third >> a/moved', mount.at);
-    expect(it.about('a/moved')).toBe(`1003:${group} 664`);
-    expect(it.about('d')).toBe(`1003:${group} 2775`);
-    const other = run('setpriv', ['--reuid', '1005', '--regid', '1005', '--clear-groups', 'touch', `${mount.at}/no`]);
-    await expect(other).rejects.toThrow('Permission denied');
+    const served = await startVolume('none');
+    plantFiles(served);
+    await served.chownToGroup(group);
+    chmodSync(served.parent, 0o755);
+    await using mount = await mountNfs(served.parent, served);
+    await runAs(1003, 'umask 002; cd "$1"; echo first > a/b/file; mkdir d; echo first > d/file', mount.at);
+    await runAs(1004, 'umask 002; cd "$1"; echo second >> d/file; mv d/file a/moved; touch d/own', mount.at);
+    await runAs(1003, 'cd "$1"; rm a/program; mv d/own d/other; echo third >> a/moved', mount.at);
+    expect(served.describeFile('a/moved')).toBe(`1003:${group} 664`);
+    expect(served.describeFile('d')).toBe(`1003:${group} 2775`);
+    const outsider = run('setpriv', [
+      '--reuid',
+      '1005',
+      '--regid',
+      '1005',
+      '--clear-groups',
+      'touch',
+      `${mount.at}/no`,
+    ]);
+    await expect(outsider).rejects.toThrow('Permission denied');
   });
 });

@@ -19,7 +19,7 @@ import type { NfsOptions } from './options.ts';
 const groupRights = { directory: 0o2070, other: 0o060 } as const;
 /** Clears set-uid and set-gid when a file changes its group. */
 const keptModeBits = 0o1777;
-const atOnce = 16;
+const maxConcurrentChanges = 16;
 
 /**
  * Changes the group of all files of a volume, as a kubelet does for fsGroup, and keeps their owners. Changes the top directory last: once it
@@ -34,13 +34,13 @@ export function createChownToGroup(storeRoot: NfsStoreRoot, options: NfsOptions)
     // A user other than root may only chown its own files, to a group that it is in. So put the group into the credential.
     const identity = identityOf(options);
     const callOptions = { signal, deadlineMs: timeout, credential: credential({ ...identity, groups: [group] }) };
-    const limit = createLimiter(atOnce);
+    const limiter = createLimiter(maxConcurrentChanges);
     let changed = 0;
 
     const chownEntry = async (handle: FileHandle, attributes: Attributes): Promise<void> => {
-      const set = missingChanges(attributes, group);
-      if (set === undefined) return;
-      await limit.run(() => nfs.setattr(handle, set, callOptions));
+      const changes = missingChanges(attributes, group);
+      if (changes === undefined) return;
+      await limiter.run(() => nfs.setattr(handle, changes, callOptions));
       changed++;
     };
 
@@ -62,10 +62,10 @@ export function createChownToGroup(storeRoot: NfsStoreRoot, options: NfsOptions)
       );
       await chownEntry(top, before);
       if (missingChanges(await nfs.getattr(top, callOptions), group) !== undefined)
-        throw refused(group, identity.uid, squash);
+        throw groupRefused(group, identity.uid, squash);
     } catch (cause) {
       if (signal.aborted) throw stowageError(signal.reason);
-      if (isNfsError(cause, 'PERM', 'ACCES')) throw refused(group, identity.uid, squash, cause);
+      if (isNfsError(cause, 'PERM', 'ACCES')) throw groupRefused(group, identity.uid, squash, cause);
       throw cause instanceof StowageError
         ? cause
         : await storeRoot.failure(cause, `changing the group of the volume's files to ${group}`);
@@ -76,18 +76,18 @@ export function createChownToGroup(storeRoot: NfsStoreRoot, options: NfsOptions)
 
 /** Undefined: nothing to change. */
 function missingChanges({ type, gid, mode }: Attributes, group: number): SetAttributes | undefined {
-  const isGroups = gid === group;
+  const hasGroup = gid === group;
   // Symbolic links have no mode bits of their own.
-  if (type === fileType.link) return isGroups ? undefined : { gid: group };
+  if (type === fileType.link) return hasGroup ? undefined : { gid: group };
   const isFolder = type === fileType.directory;
-  const wanted = isFolder ? groupRights.directory : groupRights.other;
-  if (isGroups && (mode & wanted) === wanted) return undefined;
-  return { gid: group, mode: (isGroups || isFolder ? mode : mode & keptModeBits) | wanted };
+  const neededBits = isFolder ? groupRights.directory : groupRights.other;
+  if (hasGroup && (mode & neededBits) === neededBits) return undefined;
+  return { gid: group, mode: (hasGroup || isFolder ? mode : mode & keptModeBits) | neededBits };
 }
 
-function refused(group: number, uid: number, squash: NfsOptions['squash'], cause?: unknown): StowageError {
-  const who = squash === 'none' ? 'root' : `user ${uid}, who root is there (squash=${squash}),`;
-  return new StowageError(`the server does not let ${who} change the group of the volume's files to ${group}`, {
+function groupRefused(group: number, uid: number, squash: NfsOptions['squash'], cause?: unknown): StowageError {
+  const user = squash === 'none' ? 'root' : `user ${uid}, to which root is mapped (squash=${squash}),`;
+  return new StowageError(`the server does not let ${user} change the group of the volume's files to ${group}`, {
     code: 'denied',
     reason: 'group-refused',
     action:

@@ -18,23 +18,26 @@ import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
-// Several hosts on one export, at the same time. What two of them can do to each other at any point of any verb is in
-// interleaved-hosts.test.ts; here they run freely, against real servers.
+// Several hosts work on one export at the same time, on real servers. interleaved-hosts.test.ts tests every interleaving of two verbs.
 
-/** Somewhere that several hosts can open as one store: a new one each time. */
+/** A server on which several hosts can open the same store. */
 interface Site extends AsyncDisposable {
-  fresh(): { readonly folder: string; open(instance: string): Promise<FileStore> };
+  createStoreFolder(): { readonly folder: string; open(instance: string): Promise<FileStore> };
 }
 
 const kindOf = (connect: Parameters<typeof createNfsStoreKind>[1]) => createNfsStoreKind(systemClock(), connect);
 
-function freshIn(parent: string, uriOf: (folder: string) => string, options: Record<string, string>): Site['fresh'] {
+function storeFoldersIn(
+  parent: string,
+  uriOf: (folder: string) => string,
+  options: Record<string, string>,
+): Site['createStoreFolder'] {
   let count = 0;
   return () => {
     const folder = join(parent, `${++count}`);
     mkdirSync(folder);
     const uri = uriOf(folder);
-    // Each with connections of its own, as on hosts of their own.
+    // Each host has its own connections, as on separate machines.
     const open = (instance: string): Promise<FileStore> =>
       openNfs({ uri, options, instance, kind: kindOf(createConnect(systemClock())) });
     return { folder, open };
@@ -47,7 +50,7 @@ const sites: Readonly<Record<string, () => Promise<Site>>> = {
     const server = await startGanesha({ exports: [{ path: parent, tag: 'export' }], signal: scope.signal });
     const options = { port: `${server.nfsPort}`, mountport: `${server.mountPort}` };
     return {
-      fresh: freshIn(parent, (folder) => `nfs://${server.host}${folder}`, options),
+      createStoreFolder: storeFoldersIn(parent, (folder) => `nfs://${server.host}${folder}`, options),
       [Symbol.asyncDispose]: async () => {
         await server[Symbol.asyncDispose]();
         rmSync(parent, { recursive: true, force: true });
@@ -58,11 +61,15 @@ const sites: Readonly<Record<string, () => Promise<Site>>> = {
     const parent = quickFolder('hosts');
     const [directory, state] = [join(parent, 'exported'), join(parent, 'state')];
     mkdirSync(directory);
-    const about = { clock: systemClock(), directory, state, port: 0, path: '/', squash: 'none' } as const;
-    const server = await createNfsServer({ ...about, onError: () => undefined });
+    const serverOptions = { clock: systemClock(), directory, state, port: 0, path: '/', squash: 'none' } as const;
+    const server = await createNfsServer({ ...serverOptions, onError: () => undefined });
     const options = { port: `${server.port}`, mountport: `${server.port}` };
     return {
-      fresh: freshIn(directory, (folder) => `nfs://${server.host}${folder.slice(directory.length)}`, options),
+      createStoreFolder: storeFoldersIn(
+        directory,
+        (folder) => `nfs://${server.host}${folder.slice(directory.length)}`,
+        options,
+      ),
       [Symbol.asyncDispose]: async () => {
         await server.close();
         rmSync(parent, { recursive: true, force: true });
@@ -73,7 +80,7 @@ const sites: Readonly<Record<string, () => Promise<Site>>> = {
     const parent = quickFolder('hosts');
     let count = 0;
     return {
-      fresh: () => {
+      createStoreFolder: () => {
         const folder = join(parent, `${++count}`);
         mkdirSync(folder);
         const connect = connectToDisk(folder);
@@ -87,9 +94,9 @@ const sites: Readonly<Record<string, () => Promise<Site>>> = {
   },
 };
 
-const name = volumeName;
-const spec = (called: string, more: Partial<VolumeSpec> = {}): VolumeSpec =>
-  volumeSpec(called, { requestId: `${Math.random()}`, instance: 'host-1', ...more });
+const volumeNameOf = volumeName;
+const spec = (name: string, more: Partial<VolumeSpec> = {}): VolumeSpec =>
+  volumeSpec(name, { requestId: `${Math.random()}`, instance: 'host-1', ...more });
 
 const reasonOf = (result: PromiseSettledResult<unknown>): string =>
   result.status === 'fulfilled' ? 'done' : result.reason instanceof StowageError ? result.reason.reason : 'no reason';
@@ -102,36 +109,38 @@ for (const [title, start] of Object.entries(sites))
     });
     afterAll(() => site[Symbol.asyncDispose]());
 
-    async function hosts(count: number): Promise<{ readonly folder: string; readonly stores: readonly FileStore[] }> {
-      const { folder, open } = site.fresh();
-      // At the same moment: the store is new to all of them.
+    async function openHosts(
+      count: number,
+    ): Promise<{ readonly folder: string; readonly stores: readonly FileStore[] }> {
+      const { folder, open } = site.createStoreFolder();
+      // Open at the same time, so that each host may be the first.
       const stores = await Promise.all(Array.from({ length: count }, (_, i) => open(`host-${i + 1}`)));
       return { folder, stores };
     }
 
-    test('all hosts get the same store id, though each may have been the first', async () => {
-      const { stores } = await hosts(8);
+    test('all hosts that open a new store at the same time get the same store id', async () => {
+      const { stores } = await openHosts(8);
       expect(new Set(stores.map(({ identity }) => identity)).size).toBe(1);
       expect(stores[0]?.identity).toMatch(/^[0-9a-f-]{36}$/);
     });
 
     test('a host sees, changes and deletes a volume that another one made', async () => {
-      const [one, other] = (await hosts(2)).stores as [FileStore, FileStore];
+      const [one, other] = (await openHosts(2)).stores as [FileStore, FileStore];
       const made = await one.create(spec('a'), scope);
       expect(await other.get(made.name, scope)).toEqual({ volume: made, condition: 'ok' });
       expect(await Array.fromAsync(other.list(scope))).toEqual([made]);
       const labelled = await other.label(made, { by: 'other' }, scope);
       expect((await one.get(made.name, scope))?.volume).toEqual(labelled);
       await one.trash.put(made, keptForAWeek(1), scope);
-      expect((await other.trash.restore(made.id, name('b'), scope)).labels).toEqual({ by: 'other' });
-      await one.delete({ id: made.id, name: name('b') }, scope);
+      expect((await other.trash.restore(made.id, volumeNameOf('b'), scope)).labels).toEqual({ by: 'other' });
+      await one.delete({ id: made.id, name: volumeNameOf('b') }, scope);
       expect(await other.names(scope)).toEqual([]);
     });
 
     test.each([2, 8])(
       'of %i hosts that create the same name at once, one succeeds and the others fail',
       async (count) => {
-        const { folder, stores } = await hosts(count);
+        const { folder, stores } = await openHosts(count);
         for (let round = 0; round < 12; round++) {
           const results = await Promise.allSettled(stores.map((store) => store.create(spec(`v${round}`), scope)));
           expect(results.map(reasonOf).sort()).toEqual(['done', ...Array(count - 1).fill('volume-exists')]);
@@ -142,7 +151,7 @@ for (const [title, start] of Object.entries(sites))
     );
 
     test.each([2, 8])('the same request to %i hosts makes one volume', async (count) => {
-      const { folder, stores } = await hosts(count);
+      const { folder, stores } = await openHosts(count);
       for (let round = 0; round < 12; round++) {
         const requestId = `request ${round}`;
         const made = await Promise.all(stores.map((store) => store.create(spec(`v${round}`, { requestId }), scope)));
@@ -152,8 +161,8 @@ for (const [title, start] of Object.entries(sites))
       expect(contentsOf(folder).heldLocks()).toEqual([]);
     });
 
-    test('every one of several concurrent label changes counts', async () => {
-      const { stores } = await hosts(3);
+    test('no concurrent label change is lost', async () => {
+      const { stores } = await openHosts(3);
       const made = await (stores[0] as FileStore).create(spec('a'), scope);
       const revisions = await Promise.all(
         stores.map(async (store, host) => {
@@ -167,7 +176,7 @@ for (const [title, start] of Object.entries(sites))
     });
 
     test('no volume is lost, duplicated or mixed up, whatever three hosts do at once', async () => {
-      const { folder, stores } = await hosts(3);
+      const { folder, stores } = await openHosts(3);
       writeFileSync(join(folder, 'somebody.meta'), 'not ours');
       const seed = Math.floor(Math.random() * 2 ** 31);
       const model = createModel(folder, seed);
@@ -185,29 +194,29 @@ for (const [title, start] of Object.entries(sites))
     });
   });
 
-/** What the calls of each host have returned, and what must therefore exist. */
+/** Records what the calls of each host returned, and checks that the store agrees. */
 function createModel(folder: string, seed: number) {
   const known: Volume[] = [];
   /** The ids of volumes that a host deleted. */
-  const unwanted = new Set<string>();
-  const wrong: string[] = [];
+  const deletedIds = new Set<string>();
+  const unexpectedErrors: string[] = [];
   let state = seed;
 
-  function pick<T>(from: readonly T[]): T {
+  function pick<T>(choices: readonly T[]): T {
     state = (Math.imul(state, 1_103_515_245) + 12_345) & 0x7fff_ffff;
-    return from[(state >> 8) % from.length] as T;
+    return choices[(state >> 8) % choices.length] as T;
   }
-  const anyName = (): VolumeName => name(pick(['a', 'b', 'c', 'd']));
+  const anyName = (): VolumeName => volumeNameOf(pick(['a', 'b', 'c', 'd']));
 
   async function create(store: FileStore, host: string): Promise<void> {
     const made = await store.create(spec(anyName(), { instance: host }), scope);
-    // No other host knows its id yet, so none moves it.
+    // No other host knows its id yet, so no host moves it.
     writeFileSync(join(folder, made.name, 'file'), made.id);
     known.push(made);
   }
 
   function destroy(id: string, work: () => Promise<void>): Promise<void> {
-    unwanted.add(id);
+    deletedIds.add(id);
     return work();
   }
 
@@ -239,7 +248,7 @@ function createModel(folder: string, seed: number) {
           await step(store, host);
         } catch (cause) {
           const isFine = cause instanceof StowageError && ['exists', 'not-found', 'busy'].includes(cause.code);
-          if (!isFine) wrong.push(String(cause));
+          if (!isFine) unexpectedErrors.push(String(cause));
         }
       }
     },
@@ -248,9 +257,9 @@ function createModel(folder: string, seed: number) {
       const all = contents.records().filter(({ at }) => at !== 'somebody.meta');
       const isThere = (id: string): boolean => all.some((one) => one.id === id && one.data === id);
       return [
-        ...wrong,
+        ...unexpectedErrors,
         ...wrongRecords(all),
-        ...known.filter(({ id }) => !unwanted.has(id) && !isThere(id)).map(({ id }) => `${id} is lost`),
+        ...known.filter(({ id }) => !deletedIds.has(id) && !isThere(id)).map(({ id }) => `${id} is lost`),
         ...all.filter(({ id }) => !known.some((one) => one.id === id)).map(({ id }) => `no host made ${id}`),
         ...contents.unrecorded().map((entry) => `without a record: ${entry}`),
         ...contents.heldLocks().map((entry) => `locked: ${entry}`),

@@ -26,7 +26,7 @@ export interface Session {
   /** Addresses of the server's names, in the order in which they are tried. */
   readonly addresses: readonly string[];
   readonly port: number;
-  /** The handle of the store's directory. Each call asks the server. */
+  /** Returns the handle of the store's directory. Each call sends a MNT request. */
   mount(signal: AbortSignal): Promise<FileHandle>;
   /** The error, if the server accepts connections and closes them at once. */
   findHangUp(signal: AbortSignal): Promise<Error | undefined>;
@@ -40,66 +40,67 @@ export type OnStep = (step: 'network' | 'resolve' | 'connect' | 'tls' | 'portmap
 
 export type Connect = (options: NfsOptions, onStep: OnStep, signal: AbortSignal) => Promise<Session>;
 
-const nfsPort = 2049;
+const defaultNfsPort = 2049;
 
 /** Create one for the whole program: stores on one server with the same options share its connections. */
 export function createConnect(clock: Clock, find?: FindNamespace): Connect {
-  const shared = new Map<string, { users: number; readonly rpc: CountedRpc }>();
+  const sharedClients = new Map<string, { users: number; readonly rpc: CountedRpc }>();
 
   function acquireRpc(key: string, make: () => CountedRpc): CountedRpc {
-    const known = shared.get(key) ?? { users: 0, rpc: make() };
-    known.users++;
-    shared.set(key, known);
-    return known.rpc;
+    const entry = sharedClients.get(key) ?? { users: 0, rpc: make() };
+    entry.users++;
+    sharedClients.set(key, entry);
+    return entry.rpc;
   }
 
   function releaseRpc(key: string): void {
-    const known = shared.get(key);
-    if (known === undefined || --known.users > 0) return;
-    shared.delete(key);
-    known.rpc.close();
+    const entry = sharedClients.get(key);
+    if (entry === undefined || --entry.users > 0) return;
+    sharedClients.delete(key);
+    entry.rpc.close();
   }
 
-  const enter = createEnterNetwork(clock, find);
+  const enterNetwork = createEnterNetwork(clock, find);
 
   return async (options, onStep, signal) => {
-    using opened = new DisposableStack();
-    const network = options.network === undefined ? undefined : opened.use(await enter(options.network, signal));
+    using resources = new DisposableStack();
+    const network =
+      options.network === undefined ? undefined : resources.use(await enterNetwork(options.network, signal));
     if (options.network !== undefined) onStep('network', `connections start in ${options.network}`);
     using limit = clock.deadline(options.timeout, signal);
     const addresses = await resolve(options.hosts, network, limit.signal);
     onStep('resolve', addresses.join(', '));
     const dial = await createDial(options, identityOf(options), network, clock);
-    const port = options.port ?? nfsPort;
-    const reached = { options, addresses, port, dial };
+    const port = options.port ?? defaultNfsPort;
+    const endpoint = { options, addresses, port, dial };
     const key = keyOf(options, port);
     const rpc = acquireRpc(key, () =>
       createCountedRpc(createRpcClient({ ...dial(addresses, port), connections: options.connections })),
     );
-    opened.defer(() => releaseRpc(key));
+    resources.defer(() => releaseRpc(key));
     const nfs = createNfsClient(rpc, clock);
-    const connected = (): void => onStep('connect', `${rpc.address.host}, port ${rpc.address.port}`);
+    const reportConnected = (): void => onStep('connect', `${rpc.address.host}, port ${rpc.address.port}`);
     try {
       await nfs.null({ signal, deadlineMs: options.timeout });
     } catch (cause) {
-      const why = signal.aborted ? cause : await explainHangUp(cause, reached, signal);
-      if (isTlsFailure(why)) connected();
+      const why = signal.aborted ? cause : await explainHangUp(cause, endpoint, signal);
+      if (isTlsFailure(why)) reportConnected();
       throw why;
     }
-    connected();
+    reportConnected();
     if (options.tls !== undefined) onStep('tls', 'the connection is encrypted and the certificate is valid');
-    const mount = createMount({ ...reached, rpc, nfs });
-    const held = opened.move();
+    const mount = createMount({ ...endpoint, rpc, nfs });
+    const sessionResources = resources.move();
     return {
       nfs,
       addresses,
       port,
-      mount: (until) => mount(onStep, until),
-      findHangUp: (until) => detectHangUp(reached, until),
+      mount: (callSignal) => mount(onStep, callSignal),
+      findHangUp: (callSignal) => detectHangUp(endpoint, callSignal),
       get calls() {
-        return rpc.sent;
+        return rpc.sentCalls;
       },
-      close: () => held.dispose(),
+      close: () => sessionResources.dispose(),
     };
   };
 }
@@ -110,7 +111,7 @@ const keyOf = (options: NfsOptions, port: number): string => {
   return JSON.stringify({ hosts, port, connections, squash, uid, gid, retries, sourcePorts, tls, network });
 };
 
-/** The connection was made, and only TLS failed. */
+/** The TCP connection was established, and only TLS failed. */
 export const isTlsFailure = (cause: unknown): boolean =>
   cause instanceof ClientCertificateRejected ||
   cause instanceof TlsFilesUnreadable ||
@@ -122,15 +123,15 @@ async function resolve(
   network: Network | undefined,
   signal: AbortSignal,
 ): Promise<readonly string[]> {
-  const one = async (host: string): Promise<readonly string[]> => {
+  const addressesOf = async (host: string): Promise<readonly string[]> => {
     if (isIP(host) !== 0) return [host];
     if (network !== undefined) return await network.lookup(host, signal);
     return (await lookup(host, { all: true })).map(({ address }) => address);
   };
   // The system's resolver cannot be canceled, so don't wait for it after an abort.
-  const resolutions = await Promise.allSettled(hosts.map((host) => unlessAborted(one(host), signal)));
-  const found = resolutions.flatMap((answer) => (answer.status === 'fulfilled' ? answer.value : []));
-  const failure = resolutions.find((answer) => answer.status === 'rejected')?.reason;
+  const resolutions = await Promise.allSettled(hosts.map((host) => unlessAborted(addressesOf(host), signal)));
+  const found = resolutions.flatMap((result) => (result.status === 'fulfilled' ? result.value : []));
+  const failure = resolutions.find((result) => result.status === 'rejected')?.reason;
   if (found.length === 0) throw new HostNotFound(hosts.join(', '), failure);
   return [...new Set(found)];
 }
@@ -138,11 +139,11 @@ async function resolve(
 export function identityOf({ squash, uid, gid }: NfsOptions): Identity {
   const isRoot = squash === 'none';
   return {
-    uid: isRoot ? 0 : (uid ?? nobody),
-    gid: isRoot ? 0 : (gid ?? nobody),
+    uid: isRoot ? 0 : (uid ?? nobodyId),
+    gid: isRoot ? 0 : (gid ?? nobodyId),
     groups: [],
     machine: hostname(),
   };
 }
 
-const nobody = 65_534;
+const nobodyId = 65_534;

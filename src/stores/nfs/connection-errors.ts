@@ -12,8 +12,8 @@ export class HostNotFound extends Error {
 /** A TLS file is missing (no cause) or cannot be read. */
 export class TlsFilesUnreadable extends Error {
   readonly path: string;
-  constructor(path: string, about: ErrorOptions = {}) {
-    super(`${path} cannot be read`, about);
+  constructor(path: string, options: ErrorOptions = {}) {
+    super(`${path} cannot be read`, options);
     this.path = path;
   }
 }
@@ -21,7 +21,7 @@ export class TlsFilesUnreadable extends Error {
 /** The server closes every connection before anything is sent. */
 export class ServerHangsUp extends Error {}
 
-/** The server closes the connection after it has seen our certificate, or that we have none. */
+/** The server closes the connection because it rejects our certificate or requires one. */
 export class ClientCertificateRejected extends Error {}
 
 /** The NFS service answers, but the MOUNT service does not. */
@@ -29,17 +29,17 @@ export class MountServiceUnreachable extends Error {
   readonly port: number;
   /** Where the port number comes from. */
   readonly source: PortSource;
-  constructor({ port, by }: ServicePort, about: ErrorOptions) {
-    super(`no MOUNT service on port ${port}`, about);
+  constructor({ port, source }: ServicePort, options: ErrorOptions) {
+    super(`no MOUNT service on port ${port}`, options);
     this.port = port;
-    this.source = by;
+    this.source = source;
   }
 }
 
 /** The port of a service, and where the number comes from. */
 export interface ServicePort {
   readonly port: number;
-  readonly by: PortSource;
+  readonly source: PortSource;
 }
 
 type PortSource = 'option' | 'portmapper' | 'guess';
@@ -54,31 +54,31 @@ export interface Refusal {
 /** The MOUNT service rejected the mount. */
 export class ExportRefused extends Error {
   readonly refusal: Refusal;
-  constructor(refusal: Refusal, about: ErrorOptions) {
-    super(`${refusal.path} cannot be mounted: ${refusal.status ?? 'for an unknown reason'}`, about);
+  constructor(refusal: Refusal, options: ErrorOptions) {
+    super(`${refusal.path} cannot be mounted: ${refusal.status ?? 'for an unknown reason'}`, options);
     this.refusal = refusal;
   }
 }
 
-/** What a server requires and we do not have. Undefined: unknown. */
+/** A requirement of the server that our calls do not meet. Undefined: unknown. */
 export type MissingRequirement = 'privileged-port' | 'tls' | undefined;
 
 /** The server denies every call. */
 export class CallsDenied extends Error {
   readonly missing: MissingRequirement;
-  constructor(wanted: MissingRequirement, about: ErrorOptions) {
-    super('the server takes no calls from us', about);
-    this.missing = wanted;
+  constructor(missing: MissingRequirement, options: ErrorOptions) {
+    super('the server takes no calls from us', options);
+    this.missing = missing;
   }
 }
 
 /** Undefined: the server does not list its exports. */
 export const isListed = ({ path, exported }: Refusal): boolean | undefined =>
-  exported?.some((one) => path === one.path || path.startsWith(`${one.path.replace(/\/$/, '')}/`));
+  exported?.some((listed) => path === listed.path || path.startsWith(`${listed.path.replace(/\/$/, '')}/`));
 
 /** The chain of causes of an error, the outermost first. */
 export function causesOf(thrown: unknown): readonly Error[] {
   if (!(thrown instanceof Error)) return [];
-  const of = thrown instanceof AggregateError ? thrown.errors[0] : thrown.cause;
-  return [thrown, ...causesOf(of)];
+  const inner = thrown instanceof AggregateError ? thrown.errors[0] : thrown.cause;
+  return [thrown, ...causesOf(inner)];
 }

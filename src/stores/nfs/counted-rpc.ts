@@ -1,7 +1,7 @@
 import { nfsProgram, type RpcClient, RpcError } from '#wire/nfs3/index.ts';
 
 /** An RPC client that counts its calls and knows which of them can change anything. */
-export type CountedRpc = RpcClient & { readonly sent: number };
+export type CountedRpc = RpcClient & { readonly sentCalls: number };
 
 /** RFC 1813, section 3.3: SETATTR, WRITE to LINK, COMMIT. */
 const changingProcedures: ReadonlySet<number> = new Set([2, 7, 8, 9, 10, 11, 12, 13, 14, 15, 21]);
@@ -31,7 +31,7 @@ export function createCountedRpc(rpc: RpcClient): CountedRpc {
     get address() {
       return rpc.address;
     },
-    get sent() {
+    get sentCalls() {
       return sent;
     },
     close: () => rpc.close(),

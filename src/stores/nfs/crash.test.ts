@@ -18,25 +18,25 @@ import { keptForAWeek } from '#testing/trash-retention.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
-// A host is killed at each call to the server that a verb makes: before the server gets it, or when it has done it and
-// the answer is lost. Then the same host comes back and asks again; or another host works on the store in between. In
-// the end all must lie there as if the verb had never been disturbed.
+// A host is killed at each call to the server that a verb makes: before the server gets the call, or after the server has
+// executed it and before the reply. Then the same host restarts and retries; in half of the cases another host works on the
+// store in between. The final state must be the same as without the crash.
 
-interface Setting {
+interface PreparedVolumes {
   readonly a: Volume;
   readonly empty: Volume;
   readonly trashed: Volume;
   readonly released: Volume;
 }
-type Verb = (store: FileStore, setting: Setting) => Promise<unknown>;
+type Verb = (store: FileStore, setting: PreparedVolumes) => Promise<unknown>;
 
 const name = volumeName;
-const spec = (called: string, requestId: string): VolumeSpec =>
-  volumeSpec(called, { requestId, bytes: 5n, labels: { team: 'x' }, instance: 'mortal' });
+const spec = (name: string, requestId: string): VolumeSpec =>
+  volumeSpec(name, { requestId, bytes: 5n, labels: { team: 'x' }, instance: 'mortal' });
 
 /** Labels, sizes and owners are changed in the same way. */
 const verbs: Readonly<Record<string, Verb>> = {
-  // In a folder that is not there yet, where the store puts volumes into folders.
+  // With a path template, this label's folder does not exist yet.
   create: (store) => store.create({ ...spec('n', 'create'), labels: { team: 'fresh' } }, scope),
   delete: (store, { a }) => store.delete(a, scope),
   'delete an empty one': (store, { empty }) => store.delete(empty, scope),
@@ -57,27 +57,27 @@ const verbs: Readonly<Record<string, Verb>> = {
   'adopt a released volume': (store) => store.adoption.adopt(name('r'), spec('r', 'adopt'), scope),
 };
 
-/** A place with the same things in it each time. */
-interface Ground {
+/** An export, and how to connect to it. */
+interface CrashExport {
   readonly folder: string;
   readonly uri: string;
   readonly options: Readonly<Record<string, string>>;
   readonly connect: Connect;
 }
 
-const lives = createProcesses();
+const processes = createProcesses();
 
 const open = (
-  ground: Ground,
+  ground: CrashExport,
   instance: string,
   connect = ground.connect,
   clock: Clock = shortWaitClock(systemClock()),
 ): Promise<FileStore> => {
   const kind = createNfsStoreKind(clock, connect);
-  return openNfs({ uri: ground.uri, options: ground.options, instance, kind, marks: lives(instance) });
+  return openNfs({ uri: ground.uri, options: ground.options, instance, kind, marks: processes(instance) });
 };
 
-async function furnish(ground: Ground): Promise<Setting> {
+async function prepareVolumes(ground: CrashExport): Promise<PreparedVolumes> {
   const { folder } = ground;
   const store = await open(ground, 'mortal');
   const make = (called: string): Promise<Volume> => store.create(spec(called, `made ${called}`), scope);
@@ -92,17 +92,17 @@ async function furnish(ground: Ground): Promise<Setting> {
   await store.adoption.release(released, scope);
   mkdirSync(join(folder, 'd'));
   writeFileSync(join(folder, 'd', 'file'), 'planted');
-  // Makes its reserve, which is not what these tests are about.
+  // Creates the reserve, so that no verb under test creates it.
   await store.housekeeping.reclaim(scope);
   await store.close();
   return { a, empty, trashed, released };
 }
 
-/** Where everything is, with names for the ids. */
-function summary({ folder }: Ground, setting: Setting): string[] {
+/** Describes the contents of the store, with keys instead of ids. */
+function summary({ folder }: CrashExport, setting: PreparedVolumes): string[] {
   const contents = contentsOf(folder);
-  const whose = new Map(Object.entries(setting).map(([key, { id }]) => [id as string, key]));
-  const named = (text: string): string => text.replaceAll(/sv1-[0-9a-f-]+/g, (id) => whose.get(id) ?? 'new');
+  const keyById = new Map(Object.entries(setting).map(([key, { id }]) => [id as string, key]));
+  const withKeys = (text: string): string => text.replaceAll(/sv1-[0-9a-f-]+/g, (id) => keyById.get(id) ?? 'new');
   const records = contents.records();
   return [
     ...wrongRecords(records),
@@ -111,39 +111,43 @@ function summary({ folder }: Ground, setting: Setting): string[] {
     ...contents.heldLocks().map((entry) => `locked: ${entry}`),
     ...['deleting', 'tmp'].flatMap((part) => contents.own(part).map((entry) => `${part}: ${entry}`)),
   ]
-    .map(named)
+    .map(withKeys)
     .sort();
 }
 
-async function tidy(store: FileStore): Promise<void> {
+async function sweepAndReclaim(store: FileStore): Promise<void> {
   await store.housekeeping.sweep(scope);
   await store.housekeeping.reclaim(scope);
 }
 
-/** What of the setting can be lost by that verb, since that is what it is for. */
-const destroyed: Readonly<Record<string, keyof Setting>> = { delete: 'a', purge: 'trashed' };
+/** The volume that a verb destroys. */
+const volumeDestroyedBy: Readonly<Record<string, keyof PreparedVolumes>> = { delete: 'a', purge: 'trashed' };
 
-function lost({ folder }: Ground, setting: Setting, verb: string): string[] {
+function lostVolumes({ folder }: CrashExport, setting: PreparedVolumes, verb: string): string[] {
   const { has } = contentsOf(folder);
   const full = ['a', 'trashed', 'released'] as const;
   return full
-    .filter((each) => destroyed[verb] !== each && !has(setting[each].id))
+    .filter((each) => volumeDestroyedBy[verb] !== each && !has(setting[each].id))
     .concat(has('planted') ? [] : ['d' as 'a']);
 }
 
-interface Death {
+interface Crash {
   readonly verb: string;
   readonly at: number;
   readonly when: 'before' | 'after';
 }
 
-/** Whether it died: a verb that makes fewer calls does not. */
-async function die(ground: Ground, setting: Setting, { verb, at, when }: Death): Promise<boolean> {
+/** Returns whether the host crashed. A verb that makes fewer calls than `at` completes. */
+async function runUntilCrash(
+  ground: CrashExport,
+  setting: PreparedVolumes,
+  { verb, at, when }: Crash,
+): Promise<boolean> {
   const host = crashableProcess(ground.connect);
   const store = await open(ground, 'mortal', host.connect);
   host.dieAt(at, when);
   try {
-    await (verb === 'sweep' ? tidy(store) : (verbs[verb] as Verb)(store, setting));
+    await (verb === 'sweep' ? sweepAndReclaim(store) : (verbs[verb] as Verb)(store, setting));
     return host.isDead;
   } catch (cause) {
     if (!(cause instanceof StowageError) || !host.isDead) throw cause;
@@ -151,73 +155,73 @@ async function die(ground: Ground, setting: Setting, { verb, at, when }: Death):
   }
 }
 
-async function recover(ground: Ground, setting: Setting, verb: string): Promise<string[]> {
+async function recover(ground: CrashExport, setting: PreparedVolumes, verb: string): Promise<string[]> {
   const store = await open(ground, 'mortal');
-  await tidy(store);
-  expect(lost(ground, setting, verb)).toEqual([]);
+  await sweepAndReclaim(store);
+  expect(lostVolumes(ground, setting, verb)).toEqual([]);
   const volumes = await Array.fromAsync(store.list(scope));
   expect(new Set(volumes.map(({ id }) => id)).size).toBe(volumes.length);
   await (verbs[verb] as Verb)(store, setting);
-  await tidy(store);
+  await sweepAndReclaim(store);
   await store.close();
   return summary(ground, setting);
 }
 
 const maxCalls = 60;
 
-interface Stage {
-  /** A furnished ground, the same each time. */
-  next(): Promise<{ readonly ground: Ground; readonly setting: Setting }>;
+interface PreparedExports {
+  /** A new export with the same volumes each time. */
+  next(): Promise<{ readonly ground: CrashExport; readonly setting: PreparedVolumes }>;
 }
 
-/** At every call: what happens before one of them has happened after the one before. */
-const ways = [
+/** Killing a host before a call is the same as killing it after the previous call, so each pair is tested once. */
+const crashPoints = [
   { when: 'before', between: 'nobody' },
   { when: 'after', between: 'another host' },
 ] as const;
 
-async function work(ground: Ground, setting: Setting, verb: string): Promise<void> {
+async function runOtherHost(ground: CrashExport, setting: PreparedVolumes, verb: string): Promise<void> {
   let waits = 0;
   const clock = shortWaitClock(systemClock(), () => waits++);
   const other = await open(ground, 'another', ground.connect, clock);
-  await tidy(other);
+  await sweepAndReclaim(other);
   await other.housekeeping.orphans(scope);
-  expect(lost(ground, setting, verb)).toEqual([]);
-  // What the dead host held is its own business.
+  expect(lostVolumes(ground, setting, verb)).toEqual([]);
+  // The other host does not wait for locks of the dead host.
   expect(waits).toBe(0);
   await other.close();
 }
 
-function crashes(stage: () => Stage, some: readonly string[]): void {
-  test.each(some)('%s', async (verb) => {
+function testCrashes(stage: () => PreparedExports, verbNames: readonly string[]): void {
+  test.each(verbNames)('%s', async (verb) => {
     const { ground, setting } = await stage().next();
-    const undisturbed = await recover(ground, setting, verb);
-    for (const { when, between } of ways)
+    const expectedSummary = await recover(ground, setting, verb);
+    for (const { when, between } of crashPoints)
       for (let at = 1, died = true; died; at++) {
         expect(at).toBeLessThan(maxCalls);
         const now = await stage().next();
-        died = await die(now.ground, now.setting, { verb, at, when });
-        if (between === 'another host') await work(now.ground, now.setting, verb);
+        died = await runUntilCrash(now.ground, now.setting, { verb, at, when });
+        if (between === 'another host') await runOtherHost(now.ground, now.setting, verb);
         const end = await recover(now.ground, now.setting, verb);
-        expect(end, `killed ${when} call ${at}, then ${between} between`).toEqual(undisturbed);
+        expect(end, `killed ${when} call ${at}, then ${between} between`).toEqual(expectedSummary);
       }
   });
 }
 
-/** On a folder that is put back as it was. */
-function onDisk(options: Readonly<Record<string, string>> = {}): () => Stage {
-  const it = {} as { ground: Ground; setting: Setting; layAgain: () => void };
+/** Uses one folder, which is reset for each crash. */
+function onDisk(options: Readonly<Record<string, string>> = {}): () => PreparedExports {
+  const prepared = {} as { ground: CrashExport; setting: PreparedVolumes; resetFolder: () => void };
   beforeAll(async () => {
     const folder = quickFolder('crash');
-    it.ground = { folder, uri: 'nfs://nowhere/export', options, connect: connectToDisk(folder) };
-    it.setting = await furnish(it.ground);
-    it.layAgain = snapshotOf(folder);
+    prepared.ground = { folder, uri: 'nfs://nowhere/export', options, connect: connectToDisk(folder) };
+    prepared.setting = await prepareVolumes(prepared.ground);
+    prepared.resetFolder = snapshotOf(folder);
   });
-  afterAll(() => rmSync(it.ground.folder, { recursive: true, force: true }));
+  afterAll(() => rmSync(prepared.ground.folder, { recursive: true, force: true }));
   return () => ({
     next: async () => {
-      it.layAgain();
-      return it;
+      prepared.resetFolder();
+      return prepared;
     },
   });
 }
@@ -225,21 +229,21 @@ function onDisk(options: Readonly<Record<string, string>> = {}): () => Stage {
 describe('a host that is killed at any call', () => {
   const stage = onDisk();
   const all = Object.keys(verbs);
-  crashes(stage, all);
+  testCrashes(stage, all);
 
   test.each(['delete', 'rename', 'put into the trash', 'restore'])(
     '%s, and killed again when it comes back',
     async (verb) => {
       const { ground, setting } = await stage().next();
-      const undisturbed = await recover(ground, setting, verb);
-      const needed = await callsOf(stage(), verb);
+      const expectedSummary = await recover(ground, setting, verb);
+      const needed = await countCalls(stage(), verb);
       for (let at = 1, died = true; died; at++) {
         expect(at).toBeLessThan(maxCalls);
         await stage().next();
         // The data have moved, the record has not.
-        await die(ground, setting, { verb, at: needed - (verb === 'restore' ? 2 : 1), when: 'before' });
-        died = await die(ground, setting, { verb: 'sweep', at, when: 'before' });
-        expect(await recover(ground, setting, verb), `killed before call ${at} of the sweep`).toEqual(undisturbed);
+        await runUntilCrash(ground, setting, { verb, at: needed - (verb === 'restore' ? 2 : 1), when: 'before' });
+        died = await runUntilCrash(ground, setting, { verb: 'sweep', at, when: 'before' });
+        expect(await recover(ground, setting, verb), `killed before call ${at} of the sweep`).toEqual(expectedSummary);
       }
     },
   );
@@ -249,31 +253,31 @@ test('an abandoned intent does not lead to the data of another volume', async ()
   const folder = quickFolder('crash');
   onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
   const ground = { folder, uri: 'nfs://nowhere/export', options: {}, connect: connectToDisk(folder) };
-  const setting = await furnish(ground);
+  const setting = await prepareVolumes(ground);
   const { empty } = setting;
   const verb = 'rename an empty one';
-  // Killed with the intent written, and nothing moved.
+  // Killed after it wrote the intent and before it moved the data.
   for (let at = 1; !readFileSync(join(folder, 'e.meta'), 'utf8').includes('movingTo'); at++)
-    expect(await die(ground, setting, { verb, at, when: 'after' })).toBe(true);
-  await tidy(await open(ground, 'mortal'));
+    expect(await runUntilCrash(ground, setting, { verb, at, when: 'after' })).toBe(true);
+  await sweepAndReclaim(await open(ground, 'mortal'));
   mkdirSync(join(folder, 'n'));
   writeFileSync(join(folder, 'n', 'file'), 'another user’s');
-  // Killed with the data removed, and the record not.
-  const layAgain = snapshotOf(folder);
+  // Killed after it removed the data and before it removed the record.
+  const resetFolder = snapshotOf(folder);
   for (let at = 1; existsSync(join(folder, 'e')); at++) {
-    layAgain();
-    expect(await die(ground, setting, { verb: 'delete an empty one', at, when: 'after' })).toBe(true);
+    resetFolder();
+    expect(await runUntilCrash(ground, setting, { verb: 'delete an empty one', at, when: 'after' })).toBe(true);
   }
   expect(existsSync(join(folder, 'e.meta'))).toBe(true);
-  const back = await open(ground, 'mortal');
-  await tidy(back);
-  await back.delete(empty, scope);
-  await tidy(back);
+  const restarted = await open(ground, 'mortal');
+  await sweepAndReclaim(restarted);
+  await restarted.delete(empty, scope);
+  await sweepAndReclaim(restarted);
   expect(readFileSync(join(folder, 'n', 'file'), 'utf8')).toBe('another user’s');
-  expect(await back.names(scope)).toEqual(['a']);
+  expect(await restarted.names(scope)).toEqual(['a']);
 });
 
-async function callsOf(stage: Stage, verb: string): Promise<number> {
+async function countCalls(stage: PreparedExports, verb: string): Promise<number> {
   const { ground, setting } = await stage.next();
   const host = crashableProcess(ground.connect);
   const store = await open(ground, 'mortal', host.connect);
@@ -283,14 +287,14 @@ async function callsOf(stage: Stage, verb: string): Promise<number> {
 }
 
 describe('with volumes in folders, killed', () => {
-  crashes(onDisk({ pathTemplate: '{label:team}/{name}' }), ['create', 'put into the trash', 'restore']);
+  testCrashes(onDisk({ pathTemplate: '{label:team}/{name}' }), ['create', 'put into the trash', 'restore']);
 });
 
 describe.skipIf(needs('ganesha'))('on nfs-ganesha, killed', () => {
   const ganesha = ganeshaFolders('crash');
   const next = async () => {
     const ground = { ...ganesha.fresh(), connect: createConnect(systemClock()) };
-    return { ground, setting: await furnish(ground) };
+    return { ground, setting: await prepareVolumes(ground) };
   };
-  crashes(() => ({ next }), ['create', 'rename']);
+  testCrashes(() => ({ next }), ['create', 'rename']);
 });

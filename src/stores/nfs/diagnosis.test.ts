@@ -19,20 +19,20 @@ test('a caller that aborts does not wait for the diagnosis of a silent server', 
   onTestFinished(() => void silent.close());
   const { port } = silent.address() as AddressInfo;
   const clock = createFakeClock();
-  const giveUp = new AbortController();
+  const controller = new AbortController();
   const options = parseOptions(`nfs://127.0.0.1:${port}/export`, { timeout: '1s', retries: '0' });
-  const connecting = createConnect(clock)(options, () => undefined, giveUp.signal);
-  const refused = expect(connecting).rejects.toThrow(/no reply in time/);
+  const connecting = createConnect(clock)(options, () => undefined, controller.signal);
+  const rejection = expect(connecting).rejects.toThrow(/no reply in time/);
   await vi.waitFor(() => expect(connections).toBe(1));
   clock.advance(1_050);
-  // Tried once more, to see whether it hangs up; its time stands still from here on.
+  // The second connection checks whether the server hangs up. The fake clock does not advance any more.
   await vi.waitFor(() => expect(connections).toBe(2));
-  giveUp.abort();
-  await refused;
+  controller.abort();
+  await rejection;
 }, 10_000);
 
 test('a server hangs up only if all of its addresses do', async () => {
-  const listening = async (host: string, port: number, hangsUp: boolean): Promise<number> => {
+  const startServer = async (host: string, port: number, hangsUp: boolean): Promise<number> => {
     const server = createServer((socket) => {
       socket.on('error', () => undefined);
       if (hangsUp) socket.destroy();
@@ -43,17 +43,17 @@ test('a server hangs up only if all of its addresses do', async () => {
   };
   const clock = systemClock();
   const { signal } = new AbortController();
-  const hangUp = async (addresses: readonly string[], port: number): Promise<Error | undefined> => {
+  const findHangUp = async (addresses: readonly string[], port: number): Promise<Error | undefined> => {
     const options = parseOptions(`nfs://127.0.0.1:${port}/export`, {});
     const dial = await createDial(options, identityOf(options), undefined, clock);
     return await detectHangUp({ addresses, port, dial }, signal);
   };
-  const port = await listening('127.0.0.1', 0, true);
-  expect(await hangUp(['127.0.0.1'], port)).toBeInstanceOf(ServerHangsUp);
-  await listening('127.0.0.2', port, false);
-  await listening('127.0.0.3', port, true);
-  expect(await hangUp(['127.0.0.1', '127.0.0.2'], port)).toBeUndefined();
-  expect(await hangUp(['127.0.0.1', '127.0.0.3'], port)).toBeInstanceOf(ServerHangsUp);
+  const port = await startServer('127.0.0.1', 0, true);
+  expect(await findHangUp(['127.0.0.1'], port)).toBeInstanceOf(ServerHangsUp);
+  await startServer('127.0.0.2', port, false);
+  await startServer('127.0.0.3', port, true);
+  expect(await findHangUp(['127.0.0.1', '127.0.0.2'], port)).toBeUndefined();
+  expect(await findHangUp(['127.0.0.1', '127.0.0.3'], port)).toBeInstanceOf(ServerHangsUp);
   // Nothing listens there.
-  expect(await hangUp(['127.0.0.1', '127.0.0.4'], port)).toBeUndefined();
+  expect(await findHangUp(['127.0.0.1', '127.0.0.4'], port)).toBeUndefined();
 });

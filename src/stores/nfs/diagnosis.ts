@@ -18,7 +18,7 @@ import type { NfsOptions } from './options.ts';
 
 /** Diagnosing a failure must take less time than the failed call. */
 const probeTimeoutMs = 2_000;
-const hangUpMs = 1_000;
+const hangUpTimeoutMs = 1_000;
 const dialRounds = 3;
 
 export interface ServerEndpoint {
@@ -28,16 +28,16 @@ export interface ServerEndpoint {
   readonly dial: Dial;
 }
 
-/** Finds out what a server that denies our calls requires, by trying it. */
+/** Finds out what a server that denies our calls requires: tries a privileged port, then TLS. */
 export async function findMissingRequirement(
-  reached: ServerEndpoint,
+  endpoint: ServerEndpoint,
   mountPort: number,
   signal: AbortSignal,
 ): Promise<MissingRequirement> {
-  const { sourcePorts, tls } = reached.options;
+  const { sourcePorts, tls } = endpoint.options;
   const isPrivileged = sourcePorts === 'privileged' || (sourcePorts !== undefined && sourcePorts < 1024);
-  if (!isPrivileged && (await isAdmittedFromPrivilegedPort(reached, mountPort, signal))) return 'privileged-port';
-  if (tls === undefined && (await offersTls(reached, signal))) return 'tls';
+  if (!isPrivileged && (await isAdmittedFromPrivilegedPort(endpoint, mountPort, signal))) return 'privileged-port';
+  if (tls === undefined && (await offersTls(endpoint, signal))) return 'tls';
   return undefined;
 }
 
@@ -47,12 +47,12 @@ async function isAdmittedFromPrivilegedPort(
   signal: AbortSignal,
 ): Promise<boolean> {
   const dialOverrides = { localPort: createLocalPorts('privileged'), dialRounds };
-  const within = { signal, deadlineMs: probeTimeoutMs };
-  using mounting = createRpcClient({ ...dial(addresses, mountPort, 'mount'), ...dialOverrides });
+  const limits = { signal, deadlineMs: probeTimeoutMs };
+  using mountRpc = createRpcClient({ ...dial(addresses, mountPort, 'mount'), ...dialOverrides });
   using rpc = createRpcClient({ ...dial(addresses, port), ...dialOverrides });
   try {
-    const { handle } = await mounting.call(mnt, options.path, within);
-    await createNfsClient(rpc, dial(addresses, port).clock).getattr(handle, within);
+    const { handle } = await mountRpc.call(mnt, options.path, limits);
+    await createNfsClient(rpc, dial(addresses, port).clock).getattr(handle, limits);
     return true;
   } catch {
     // The server still denies the call, or this process may not use such a port.
@@ -61,12 +61,12 @@ async function isAdmittedFromPrivilegedPort(
 }
 
 async function offersTls({ addresses, port, dial }: ServerEndpoint, signal: AbortSignal): Promise<boolean> {
-  const about = dial(addresses, port);
+  const rpcOptions = dial(addresses, port);
   // This sends nothing confidential, so don't verify the server's certificate.
   const tls = { options: { rejectUnauthorized: false }, program: nfsProgram, version: nfsVersion };
-  using rpc = createRpcClient({ ...about, tls, dialRounds: 1 });
+  using rpc = createRpcClient({ ...rpcOptions, tls, dialRounds: 1 });
   try {
-    await createNfsClient(rpc, about.clock).null({ signal, deadlineMs: probeTimeoutMs });
+    await createNfsClient(rpc, rpcOptions.clock).null({ signal, deadlineMs: probeTimeoutMs });
     return true;
   } catch (cause) {
     // A server that then asks for our certificate does offer TLS.
@@ -90,39 +90,39 @@ export async function explainHangUp(
   signal: AbortSignal,
 ): Promise<unknown> {
   if (causesOf(cause).some(isClientCertificateAlert)) return new ClientCertificateRejected('refused', { cause });
-  const isExplained = causesOf(cause).some((one) => !(one instanceof RpcError));
+  const isExplained = causesOf(cause).some((error) => !(error instanceof RpcError));
   if (isExplained || !mayBeHangUp(cause)) return cause;
-  const hang = await detectHangUp({ addresses, port, dial }, signal);
-  if (hang !== undefined) return hang;
-  const about = dial(addresses, port);
-  const secure = about.tls === undefined ? undefined : await everyAddressHangsUp(about, signal);
-  return secure === undefined ? cause : new ClientCertificateRejected('hung up', { cause: secure });
+  const hangUp = await detectHangUp({ addresses, port, dial }, signal);
+  if (hangUp !== undefined) return hangUp;
+  const rpcOptions = dial(addresses, port);
+  const tlsHangUp = rpcOptions.tls === undefined ? undefined : await everyAddressHangsUp(rpcOptions, signal);
+  return tlsHangUp === undefined ? cause : new ClientCertificateRejected('hung up', { cause: tlsHangUp });
 }
 
-/** The same for the calls of an open store. Calls that fail at the same time share one check. */
-export function createExplain(
+/** Like `explainHangUp`, for the calls of an open store. Calls that fail at the same time share one check. */
+export function createHangUpExplainer(
   { findHangUp }: { readonly findHangUp: (signal: AbortSignal) => Promise<Error | undefined> },
   clock: Clock,
 ): (cause: unknown) => Promise<unknown> {
-  let asked: Promise<Error | undefined> | undefined;
+  let pendingCheck: Promise<Error | undefined> | undefined;
 
-  async function askOnce(): Promise<Error | undefined> {
+  async function checkOnce(): Promise<Error | undefined> {
     using limit = clock.deadline(probeTimeoutMs, new AbortController().signal);
     try {
       return await findHangUp(limit.signal);
     } finally {
-      asked = undefined;
+      pendingCheck = undefined;
     }
   }
 
   return async (cause) => {
     if (!mayBeHangUp(cause)) return cause;
-    asked ??= askOnce();
-    return (await asked) === undefined ? cause : new ServerHangsUp('hung up', { cause });
+    pendingCheck ??= checkOnce();
+    return (await pendingCheck) === undefined ? cause : new ServerHangsUp('hung up', { cause });
   };
 }
 
-/** Undefined: at least one address keeps the connection open, or refuses it. */
+/** Undefined: at least one address keeps the connection open, or refuses the connection. */
 export async function detectHangUp(
   { addresses, port, dial }: Pick<ServerEndpoint, 'addresses' | 'port' | 'dial'>,
   signal: AbortSignal,
@@ -147,10 +147,10 @@ async function addressHangsUp(
   address: RpcClientOptions['addresses'][number],
   signal: AbortSignal,
 ): Promise<Error | undefined> {
-  using limit = clock.deadline(hangUpMs, signal);
+  using limit = clock.deadline(hangUpTimeoutMs, signal);
   try {
-    const about = { address, tls, connect, localPort: localPort?.(), maxRecord: 1024 };
-    const connection = await dialOnce({ ...about, signal: limit.signal, onRecord: () => undefined });
+    const dialOptions = { address, tls, connect, localPort: localPort?.(), maxRecord: 1024 };
+    const connection = await dialOnce({ ...dialOptions, signal: limit.signal, onRecord: () => undefined });
     const why = await unlessAborted(connection.ended, limit.signal).catch(() => undefined);
     connection.close();
     return why;

@@ -28,7 +28,7 @@ export type Dial = (
 const maxDialMs = 5_000;
 const maxStallMs = 10_000;
 
-const usualRetries = 4;
+const defaultRetries = 4;
 
 /** The options of every connection to this server: identity, network, source port and TLS. */
 export async function createDial(
@@ -40,16 +40,16 @@ export async function createDial(
   const tls = options.tls === undefined ? undefined : await tlsOptions(options.tls, options.hosts[0]);
   const localPort = createLocalPorts(options.sourcePorts);
   return (addresses, port, program = 'nfs') => {
-    const [first = '', ...others] = addresses;
+    const [firstHost = '', ...otherHosts] = addresses;
     return {
       clock,
       identity,
       localPort,
       connect: network?.connect,
-      addresses: [{ host: first, port }, ...others.map((host) => ({ host, port }))],
+      addresses: [{ host: firstHost, port }, ...otherHosts.map((host) => ({ host, port }))],
       deadlineMs: options.timeout,
-      dialMs: Math.min(others.length > 0 ? options.timeout / 3 : options.timeout, maxDialMs),
-      dialRounds: (options.retries ?? usualRetries) + 1,
+      dialMs: Math.min(otherHosts.length > 0 ? options.timeout / 3 : options.timeout, maxDialMs),
+      dialRounds: (options.retries ?? defaultRetries) + 1,
       // Short enough to resend a call to the next address before its deadline.
       stallMs: Math.min(options.timeout / 3, maxStallMs),
       // The portmapper needs no encryption, and most portmappers have no certificate.
@@ -67,24 +67,24 @@ async function tlsOptions({ folder }: NonNullable<NfsOptions['tls']>, host: stri
   const servername = isIP(host) === 0 ? { servername: host } : {};
   if (folder === undefined) return servername;
   const [ca, cert, key] = await Promise.all(
-    ['ca.pem', 'client.pem', 'client.key'].map((name) => ifThere(folder, name)),
+    ['ca.pem', 'client.pem', 'client.key'].map((name) => readIfPresent(folder, name)),
   );
   if (ca === undefined && cert === undefined) throw new TlsFilesUnreadable(join(folder, 'ca.pem'));
   if ((cert === undefined) !== (key === undefined))
     throw new TlsFilesUnreadable(join(folder, cert === undefined ? 'client.pem' : 'client.key'));
   const options = { ...(ca === undefined ? {} : { ca }), ...(cert === undefined ? {} : { cert, key: key ?? '' }) };
-  refuseUnfit(folder, options);
+  refuseInvalidTlsFiles(folder, options);
   return { ...servername, ...options };
 }
 
-const ifThere = (folder: string, name: string): Promise<Buffer | undefined> =>
+const readIfPresent = (folder: string, name: string): Promise<Buffer | undefined> =>
   readFile(join(folder, name)).catch((cause: unknown) => {
     if (isErrno(cause, 'ENOENT')) return undefined;
     throw new TlsFilesUnreadable(join(folder, name), { cause });
   });
 
 /** Node ignores an invalid certificate, and reports an invalid key as a lost connection. So check both first. */
-function refuseUnfit(
+function refuseInvalidTlsFiles(
   folder: string,
   { ca, cert, key }: { readonly ca?: Buffer; readonly cert?: Buffer; readonly key?: Buffer | string },
 ): void {
@@ -102,7 +102,7 @@ function refuseUnfit(
   }
 }
 
-export function createLocalPorts(wanted: NfsOptions['sourcePorts']): (() => number) | undefined {
-  if (wanted === undefined) return undefined;
-  return wanted === 'privileged' ? createPrivilegedPorts() : () => wanted;
+export function createLocalPorts(sourcePorts: NfsOptions['sourcePorts']): (() => number) | undefined {
+  if (sourcePorts === undefined) return undefined;
+  return sourcePorts === 'privileged' ? createPrivilegedPorts() : () => sourcePorts;
 }

@@ -25,7 +25,7 @@ import { type CallInterceptor, interceptCalls } from '#testing/nfs-tap.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
-// Whole trees: what users put into volumes, deleted and measured through the server.
+// Deletes and measures whole trees of users' files through the server.
 
 describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   const ganesha = ganeshaFolders('trees');
@@ -44,17 +44,17 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     return openNfs({ ...freshExport, options: { ...freshExport.options, ...more }, instance, kind });
   }
 
-  const deleting = (): string[] => readdirSync(join(folder, '.stowage', 'deleting'));
+  const deletingEntries = (): string[] => readdirSync(join(folder, '.stowage', 'deleting'));
 
-  /** Deep, wide, and with everything that a user can put there. */
+  /** Creates a deep and wide tree with every kind of file that a user can create. */
   function plantTree({ name }: Volume, files = 300): string {
     const top = join(folder, name);
-    let deep = top;
+    let deepest = top;
     for (let i = 0; i < 60; i++) {
-      deep = join(deep, 'd');
-      mkdirSync(deep);
+      deepest = join(deepest, 'd');
+      mkdirSync(deepest);
     }
-    writeFileSync(join(deep, 'bottom'), 'x');
+    writeFileSync(join(deepest, 'bottom'), 'x');
     mkdirSync(join(top, 'wide'));
     for (let i = 0; i < files; i++) writeFileSync(join(top, 'wide', `${i}`), '');
     writeFileSync(join(top, 'closed file'), 'x', { mode: 0 });
@@ -62,7 +62,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     writeFileSync(join(top, 'closed', 'inside'), 'x');
     chmodSync(join(top, 'closed'), 0);
     execFileSync('mkfifo', [join(top, 'pipe')]);
-    // A name that is no text.
+    // A name that is not UTF-8.
     writeFileSync(Buffer.concat([Buffer.from(`${top}/`), Buffer.from([0xff, 0xfe])]), 'x');
     return top;
   }
@@ -71,28 +71,28 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     const store = await open();
     const [made, neighbour] = [await store.create(volumeSpec('a'), scope), await store.create(volumeSpec('b'), scope)];
     const top = plantTree(made);
-    const { folder: elsewhere } = ganesha.fresh();
-    for (const kept of [elsewhere, join(folder, 'b')]) writeFileSync(join(kept, 'kept'), 'kept');
+    const { folder: outside } = ganesha.fresh();
+    for (const kept of [outside, join(folder, 'b')]) writeFileSync(join(kept, 'kept'), 'kept');
     for (const [name, target] of Object.entries({
-      absolute: elsewhere,
-      relative: relative(join(top, 'wide'), elsewhere),
+      absolute: outside,
+      relative: relative(join(top, 'wide'), outside),
       neighbour: '../b',
       up: '..',
       self: '.',
       loop: 'loop',
       dangling: '/nowhere',
       root: '/',
-      file: join(elsewhere, 'kept'),
+      file: join(outside, 'kept'),
       meta: '../b.meta',
     }))
       symlinkSync(target, join(top, 'wide', name));
-    symlinkSync(elsewhere, join(top, 'link'));
+    symlinkSync(outside, join(top, 'link'));
 
     await store.delete(made, scope);
-    expect([existsSync(top), deleting()]).toEqual([false, [made.id]]);
+    expect([existsSync(top), deletingEntries()]).toEqual([false, [made.id]]);
     await store.housekeeping.reclaim(scope);
-    expect(deleting()).toEqual([]);
-    expect(readFileSync(join(elsewhere, 'kept'), 'utf8')).toBe('kept');
+    expect(deletingEntries()).toEqual([]);
+    expect(readFileSync(join(outside, 'kept'), 'utf8')).toBe('kept');
     expect(readFileSync(join(folder, 'b', 'kept'), 'utf8')).toBe('kept');
     expect((await store.get(neighbour.name, scope))?.condition).toBe('ok');
     expect(await store.housekeeping.orphans(scope)).toEqual([]);
@@ -101,13 +101,13 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   test('removes a link that replaced the data, and not its target', async () => {
     const store = await open();
     const made = await store.create(volumeSpec('a'), scope);
-    const { folder: elsewhere } = ganesha.fresh();
-    writeFileSync(join(elsewhere, 'kept'), 'kept');
+    const { folder: outside } = ganesha.fresh();
+    writeFileSync(join(outside, 'kept'), 'kept');
     rmSync(join(folder, 'a'), { recursive: true });
-    symlinkSync(elsewhere, join(folder, 'a'));
+    symlinkSync(outside, join(folder, 'a'));
     await store.delete(made, scope);
     await store.housekeeping.reclaim(scope);
-    expect([readdirSync(folder), deleting(), readdirSync(elsewhere)]).toEqual([['.stowage'], [], ['kept']]);
+    expect([readdirSync(folder), deletingEntries(), readdirSync(outside)]).toEqual([['.stowage'], [], ['kept']]);
   });
 
   test('reports what cannot be removed, and removes the rest', async () => {
@@ -120,8 +120,8 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     for (const file of ['file', 'other']) writeFileSync(join(folder, 'a', 'of root', file), 'x');
     for (const volume of [one, two]) await store.delete(volume, scope);
     await store.housekeeping.reclaim(scope);
-    expect(deleting()).toEqual([one.id]);
-    // Nor does it keep what lies beside it.
+    expect(deletingEntries()).toEqual([one.id]);
+    // The siblings of the directory were removed.
     expect(readdirSync(deletedAt(one))).toEqual(['of root']);
     const detail = expect.stringMatching(/of root\/(file|other): REMOVE: NFS3ERR_ACCES; 1 more refused/);
     expect(await store.housekeeping.orphans(scope)).toMatchObject([
@@ -129,7 +129,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     ]);
     chownSync(join(deletedAt(one), 'of root'), 1000, 1000);
     await store.housekeeping.reclaim(scope);
-    expect([deleting(), await store.housekeeping.orphans(scope)]).toEqual([[], []]);
+    expect([deletingEntries(), await store.housekeeping.orphans(scope)]).toEqual([[], []]);
   });
 
   const deletedAt = ({ id }: Volume): string => join(folder, '.stowage', 'deleting', id);
@@ -146,7 +146,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
       two.housekeeping.reclaim(scope),
       one.housekeeping.reclaim(scope),
     ]);
-    expect(deleting()).toEqual([]);
+    expect(deletingEntries()).toEqual([]);
     expect([await one.housekeeping.orphans(scope), await two.housekeeping.orphans(scope)]).toEqual([[], []]);
   });
 
@@ -163,15 +163,15 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     };
     const stopped = store.housekeeping.reclaim({ ...scope, signal: controller.signal });
     await expect(stopped).rejects.toMatchObject({ code: 'canceled' });
-    const left = readdirSync(deletedAt(made), { recursive: true }).length;
-    expect(left).toBeGreaterThan(50);
+    const remainingCount = readdirSync(deletedAt(made), { recursive: true }).length;
+    expect(remainingCount).toBeGreaterThan(50);
     hook = ({ make }) => make();
     await store.housekeeping.reclaim(scope);
-    expect(deleting()).toEqual([]);
+    expect(deletingEntries()).toEqual([]);
   });
 
   describe('usage', () => {
-    test('is what du counts: hard links once, symbolic links not followed, holes not at all', async () => {
+    test('equals the result of du: counts hard links once, and neither holes nor targets of symbolic links', async () => {
       const store = await open();
       const made = await store.create(volumeSpec('a'), scope);
       const top = plantTree(made, 20);
@@ -183,7 +183,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
       const usage = await store.usage(made, scope);
       expect(usage).toMatchObject({ complete: true, bytes: BigInt(du.split('\t')[0] ?? '') });
       const inodes = execFileSync('du', ['--summarize', '--inodes', top], { encoding: 'utf8' });
-      // All but the directory itself.
+      // du also counts the directory itself.
       expect(usage.files).toBe(BigInt(inodes.split('\t')[0] ?? '') - 1n);
     });
 
@@ -191,7 +191,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
       const store = await open();
       const made = await store.create(volumeSpec('a'), scope);
       plantTree(made);
-      const whole = await store.usage(made, scope);
+      const fullUsage = await store.usage(made, scope);
       for (const [reason, expected] of [
         [new DeadlineExceeded(1), 'a lower bound'],
         [undefined, 'canceled'],
@@ -207,7 +207,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
         else {
           const { complete, bytes, files } = await measured;
           expect(complete).toBe(false);
-          expect(bytes).toBeLessThan(whole.bytes);
+          expect(bytes).toBeLessThan(fullUsage.bytes);
           expect(files).toBeGreaterThan(0n);
         }
       }

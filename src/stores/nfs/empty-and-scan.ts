@@ -17,46 +17,46 @@ import {
 import type { ScanResult, Unremovable } from '../file-store/files.ts';
 import { asSystemError } from './system-error.ts';
 
-const treesAtOnce = 4;
+const maxConcurrentTrees = 4;
 
 /** Safe against symbolic links, and against concurrent changes of the tree; see wire/nfs3/walk-tree.ts. */
 export async function emptyFolder(
   nfs: NfsClient,
   folder: FileHandle,
   scope: Scope,
-  within: { readonly deadlineMs: number },
+  limits: { readonly deadlineMs: number },
 ): Promise<readonly Unremovable[]> {
-  const left: Unremovable[] = [];
+  const unremovable: Unremovable[] = [];
   const { signal } = scope;
-  for await (const page of listDirectory(nfs, folder, { ...within, signal, namesOnly: true }))
-    await eachBounded(page, treesAtOnce, async (entry) => {
+  for await (const page of listDirectory(nfs, folder, { ...limits, signal, namesOnly: true }))
+    await eachBounded(page, maxConcurrentTrees, async (entry) => {
       try {
-        await removeTree(nfs, folder, nameOf(entry), { ...within, signal });
+        await removeTree(nfs, folder, nameOf(entry), { ...limits, signal });
       } catch (thrown) {
         signal.throwIfAborted();
         const cause = asSystemError(thrown);
         // Skip what cannot be removed. If the server does not answer, stop instead of trying the next entry.
-        const isLeft =
+        const isUnremovable =
           thrown instanceof RemovalRefused || isErrno(cause, 'EACCES', 'EPERM', 'EIO', 'ENOTEMPTY', 'EEXIST', 'EROFS');
-        if (!isLeft) throw cause;
-        left.push({ name: entry.name, why: String(cause) });
+        if (!isUnremovable) throw cause;
+        unremovable.push({ name: entry.name, why: String(cause) });
         scope.log.warn('deleted data could not be removed', { name: entry.name, cause: String(cause) });
       }
     });
-  return left;
+  return unremovable;
 }
 
-/** The most files with several names that a scan remembers. With more, its figures are incomplete. */
-const maxLinks = 250_000;
+/** The maximum number of files with several names that a scan keeps in memory. With more, its result is incomplete. */
+const maxCountedLinks = 250_000;
 
 export async function scanTree(
   nfs: NfsClient,
   top: FileHandle,
   signal: AbortSignal,
-  within: { readonly deadlineMs: number },
+  limits: { readonly deadlineMs: number },
 ): Promise<ScanResult> {
-  const { fsid, used } = await nfs.getattr(top, { ...within, signal });
-  const linked = new Set<bigint>();
+  const { fsid, used } = await nfs.getattr(top, { ...limits, signal });
+  const countedFileIds = new Set<bigint>();
   let bytes = BigInt(used);
   let files = 0n;
   let complete = true;
@@ -67,15 +67,15 @@ export async function scanTree(
       ({ attributes }) => {
         if (attributes.fsid !== fsid) return false;
         if (attributes.type !== fileType.directory && attributes.links > 1) {
-          if (linked.has(attributes.fileId)) return true;
-          if (linked.size >= maxLinks) complete = false;
-          else linked.add(attributes.fileId);
+          if (countedFileIds.has(attributes.fileId)) return true;
+          if (countedFileIds.size >= maxCountedLinks) complete = false;
+          else countedFileIds.add(attributes.fileId);
         }
         bytes += BigInt(attributes.used);
         files += 1n;
         return true;
       },
-      { ...within, signal },
+      { ...limits, signal },
     );
   } catch (cause) {
     if (!signal.aborted) {

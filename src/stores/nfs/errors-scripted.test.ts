@@ -9,10 +9,10 @@ import { RpcError } from '#wire/nfs3/index.ts';
 import { XdrError } from '#wire/xdr/reader.ts';
 import { createNfsStoreKind } from './kind.ts';
 
-describe('errors that only a scripted server gives', () => {
+describe('errors from a scripted server', () => {
   test.each([
     ['DQUOT', 'exhausted', 'store-quota', /the quota on the server for nowhere:\/export is used up$/, /raise it/],
-    ['NOSPC', 'exhausted', 'store-full', /no room is left on the server's disk of nowhere:\/export$/, /add space/],
+    ['NOSPC', 'exhausted', 'store-full', /no space left on the server's disk of nowhere:\/export$/, /add space/],
     [
       'STALE',
       'unavailable',
@@ -23,18 +23,24 @@ describe('errors that only a scripted server gives', () => {
     ['BADHANDLE', 'unavailable', 'nfs-stale', /the server no longer knows nowhere:\/export/, /export it again/],
     ['IO', 'unavailable', 'store-io-error', /input\/output error for nowhere:\/export$/, /the server's log and disk/],
     ['SERVERFAULT', 'unavailable', 'store-io-error', /input\/output error for nowhere:\/export$/, /the server's log/],
-    ['JUKEBOX', 'unavailable', 'nfs-later', /the server needs more time for nowhere:\/export$/, /Try again in a while/],
+    ['JUKEBOX', 'unavailable', 'nfs-later', /the server needs more time for nowhere:\/export$/, /Try again later/],
     [
       'NOTSUPP',
       'unsupported',
       'nfs-not-supported',
-      /the server cannot do that in nowhere:\/export$/,
-      /a server that can/,
+      /the server does not support this operation in nowhere:\/export$/,
+      /a server that supports it/,
     ],
     ['XDEV', 'unsupported', 'store-cannot-move', /another file system is mounted inside it$/, /on one file system/],
     ['PERM', 'denied', 'nfs-root-squash', /the server denies root access to nowhere:\/export/, /squash=root/],
-    ['ROFS', 'denied', 'nfs-read-only', /nowhere:\/export is exported, or mounted on the server, read-only$/, /\(rw\)/],
-  ] as const)('%s', async (status, code, reason, message, action) => {
+    [
+      'ROFS',
+      'denied',
+      'nfs-read-only',
+      /nowhere:\/export is read-only: the export, or its file system on the server$/,
+      /\(rw\)/,
+    ],
+  ] as const)('reports NFS3ERR_%s', async (status, code, reason, message, action) => {
     const folder = await exportFolder();
     onTestFinished(() => rmSync(folder, { recursive: true }));
     let isBroken = false;
@@ -60,14 +66,14 @@ describe('errors that only a scripted server gives', () => {
     ['EACCES', 'unavailable', 'nfs-source-port'],
     ['ETIMEDOUT', 'deadline', 'nfs-timeout'],
     ['ECONNRESET', 'unavailable', 'nfs-connection-lost'],
-  ])('%s while connecting is not reported as a missing permission', async (code, told, reason) => {
+  ])('%s while connecting is not reported as a missing permission', async (code, expectedCode, reason) => {
     const system = Object.assign(new Error(code), { code });
     const cause = new RpcError('outer', {
       failure: 'unreachable',
       cause: new RpcError('inner', { failure: 'unreachable', cause: system }),
     });
     const kind = createNfsStoreKind(undefined, () => Promise.reject(cause));
-    expect(await refusal(openNfs({ uri: 'nfs://nowhere/export', kind }))).toMatchObject({ code: told, reason });
+    expect(await refusal(openNfs({ uri: 'nfs://nowhere/export', kind }))).toMatchObject({ code: expectedCode, reason });
   });
 
   test('calls that the server denies in every way are reported as rejected credentials', async () => {

@@ -33,42 +33,42 @@ const spec = (name: string): VolumeSpec => ({
 });
 
 describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
-  let ground: ScratchFolder;
+  let scratch: ScratchFolder;
   let ganesha: NfsServer;
 
-  const at = (...names: readonly string[]): string => join(ground.folder, ...names);
-  const placeOf = (path: string): string => `${ganesha.host}:${at(path)}`;
-  // One process, which knows what it made before.
+  const pathIn = (...names: readonly string[]): string => join(scratch.folder, ...names);
+  const locationOf = (path: string): string => `${ganesha.host}:${pathIn(path)}`;
+  // All opens belong to one process, which recognizes its own earlier files.
   const marks = { own: newProcessMark(), dead: [] };
 
   async function open(path: string, more: Options = {}, readOnly = false): Promise<FileStore> {
     const options = { port: `${ganesha.nfsPort}`, mountport: `${ganesha.mountPort}`, ...more };
-    const store = await openNfs({ uri: `nfs://${ganesha.host}${at(path)}`, options, readOnly, marks });
+    const store = await openNfs({ uri: `nfs://${ganesha.host}${pathIn(path)}`, options, readOnly, marks });
     onTestFinished(() => store.close());
     return store;
   }
 
   beforeAll(async () => {
-    ground = createScratchFolder();
+    scratch = createScratchFolder();
     const folders = ['plain', 'squashed', 'read-only', 'privileged', 'small'];
-    for (const name of folders) mkdirSync(at(name));
-    execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=256k', 'stowage-test', at('small')]);
-    const kinds = {
+    for (const name of folders) mkdirSync(pathIn(name));
+    execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=256k', 'stowage-test', pathIn('small')]);
+    const exportOptions = {
       squashed: { squash: 'root' },
       'read-only': { readOnly: true },
       privileged: { privilegedPort: true },
     };
     const [first, ...others] = folders.map((name) => ({
-      path: at(name),
+      path: pathIn(name),
       tag: name,
-      ...(kinds as Record<string, object>)[name],
+      ...(exportOptions as Record<string, object>)[name],
     }));
     if (first === undefined) throw new Error('no exports');
-    ganesha = await startGanesha({ exports: [first, ...others], signal: ground.scope.signal });
+    ganesha = await startGanesha({ exports: [first, ...others], signal: scratch.scope.signal });
   });
   afterAll(async () => {
     await ganesha?.[Symbol.asyncDispose]();
-    ground?.[Symbol.dispose]();
+    scratch?.[Symbol.dispose]();
   });
 
   test('reports an export that does not exist', async () => {
@@ -77,7 +77,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
       code: 'unavailable',
       reason: 'nfs-export-withheld',
       message: new RegExp(
-        `${placeOf('nothing')}\\) failed: ${ganesha.host} denies this host the directory ${at('nothing')}, and does not list it: it is not exported, or not to this host; it exports ${at('plain')}, `,
+        `${locationOf('nothing')}\\) failed: ${ganesha.host} denies access to ${pathIn('nothing')} and does not list it: it is not exported, or not to this host; it exports ${pathIn('plain')}, `,
       ),
       action: /^Correct the path in the store's URI, or have the server's administrator export it/,
     });
@@ -89,7 +89,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
       code: 'unavailable',
       reason: 'nfs-no-mount-service',
       message: new RegExp(
-        `${placeOf('plain')}\\) failed: ${ganesha.host} speaks NFS, but has no MOUNT service on port ${mountport}$`,
+        `${locationOf('plain')}\\) failed: ${ganesha.host} speaks NFS, but has no MOUNT service on port ${mountport}$`,
       ),
       action: /^Correct mountport/,
     });
@@ -99,21 +99,21 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     expectError(await refusal(open('squashed')), {
       code: 'denied',
       reason: 'nfs-root-squash',
-      message: new RegExp(`the server denies root access to ${placeOf('squashed')}: it seems to map root to nobody`),
+      message: new RegExp(`the server denies root access to ${locationOf('squashed')}: it seems to map root to nobody`),
       action:
-        /^Give the store squash=root with the uid and gid that own the directory on the server; or have the server's administrator export it with no_root_squash\.$/,
+        /^Set squash=root with the uid and gid that own the directory on the server; or have the server's administrator export it with no_root_squash\.$/,
     });
     const options = { squash: 'root', uid: '1000', gid: '1000' };
     expectError(await refusal(open('squashed', options)), {
       code: 'denied',
       reason: 'store-permission',
-      message: new RegExp(`permission denied in ${placeOf('squashed')} for user 1000$`),
-      action: /^On the server, make that user the owner of the directory \(chown 1000 …\)/,
+      message: new RegExp(`permission denied in ${locationOf('squashed')} for user 1000$`),
+      action: /^On the server, make user 1000 the owner of the directory \(chown 1000 …\)/,
     });
-    chownSync(at('squashed'), 1000, 1000);
+    chownSync(pathIn('squashed'), 1000, 1000);
     const store = await open('squashed', options);
     await store.create(spec('mine'), scope);
-    expect(readdirSync(at('squashed')).sort()).toEqual(['.stowage', 'mine', 'mine.meta']);
+    expect(readdirSync(pathIn('squashed')).sort()).toEqual(['.stowage', 'mine', 'mine.meta']);
   });
 
   test('reports that a privileged port is required, and works with one', async () => {
@@ -121,45 +121,44 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
       code: 'denied',
       reason: 'nfs-privileged-port',
       message: new RegExp(
-        `${placeOf('privileged')}\\) failed: ${ganesha.host} accepts calls only from privileged ports, those below 1024$`,
+        `${locationOf('privileged')}\\) failed: ${ganesha.host} accepts calls only from privileged ports, those below 1024$`,
       ),
-      action: /^Give the store sourceport=privileged \(Stowage then needs root or CAP_NET_BIND_SERVICE\)/,
+      action: /^Set sourceport=privileged \(Stowage then needs root or CAP_NET_BIND_SERVICE\)/,
     });
     const store = await open('privileged', { sourceport: 'privileged' });
     await store.create(spec('mine'), scope);
-    expect(readdirSync(at('privileged'))).toContain('mine');
+    expect(readdirSync(pathIn('privileged'))).toContain('mine');
   });
 
   test('reports a read-only export, and works as a read-only store', async () => {
     expectError(await refusal(open('read-only')), {
       code: 'denied',
       reason: 'nfs-read-only',
-      message: new RegExp(`${placeOf('read-only')} is exported, or mounted on the server, read-only$`),
-      action:
-        /^Have the server's administrator export it for writing \(rw\), or give the store the option readOnly=true\.$/,
+      message: new RegExp(`${locationOf('read-only')} is read-only: the export, or its file system on the server$`),
+      action: /^Have the server's administrator export it read-write \(rw\), or set readOnly=true on the store\.$/,
     });
-    mkdirSync(at('read-only', 'old'));
+    mkdirSync(pathIn('read-only', 'old'));
     const store = await open('read-only', {}, true);
     expect(await store.names(scope)).toEqual(['old']);
   });
 
   test('reports a full disk, and rolls back the operation', async () => {
     const store = await open('small');
-    writeFileSync(at('small', 'filler'), Buffer.alloc(64 * 1024));
+    writeFileSync(pathIn('small', 'filler'), Buffer.alloc(64 * 1024));
     const fill = (): void => {
-      for (let i = 0; ; i++) writeFileSync(at('small', `filler-${i}`), Buffer.alloc(4096));
+      for (let i = 0; ; i++) writeFileSync(pathIn('small', `filler-${i}`), Buffer.alloc(4096));
     };
     expect(fill).toThrow(/ENOSPC/);
-    const before = readdirSync(at('small'), { recursive: true }).length;
+    const before = readdirSync(pathIn('small'), { recursive: true }).length;
     expectError(await refusal(store.create(spec('big'), scope)), {
       code: 'exhausted',
       reason: 'store-full',
       message: new RegExp(
-        `^creating volume 'big' in store test failed: no room is left on the server's disk of ${placeOf('small')}$`,
+        `^creating volume 'big' in store test failed: no space left on the server's disk of ${locationOf('small')}$`,
       ),
       action: /^Delete volumes or files that are no longer needed, or have the server's administrator add space\.$/,
     });
-    expect(readdirSync(at('small'), { recursive: true })).toHaveLength(before);
+    expect(readdirSync(pathIn('small'), { recursive: true })).toHaveLength(before);
   });
 
   test('reports a frozen server as a timeout, and a retry finds what was done', async () => {
@@ -170,11 +169,11 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
         code: 'deadline',
         reason: 'nfs-timeout',
         message: new RegExp(
-          `^creating volume 'late' in store test \\(${placeOf('plain')}\\) failed: ${ganesha.host} did not answer in time; the operation may have been done, and a retry is safe$`,
+          `^creating volume 'late' in store test \\(${locationOf('plain')}\\) failed: ${ganesha.host} did not answer in time; the operation may have been done, and a retry is safe$`,
         ),
         action: /^Try again\. If it persists/,
       });
-      // What only asks has done nothing in any case.
+      // A call that only reads has no effect, so the error must not say that it may have been done.
       const silence = new RegExp(`failed: ${ganesha.host} did not answer in time$`);
       const reading = [refusal(store.get(volumeName('late'), scope)), refusal(store.names(scope))];
       for (const error of [...(await Promise.all(reading)), await refusal(open('plain', { timeout: '3s' }))])
@@ -182,32 +181,32 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     } finally {
       ganesha.thaw();
     }
-    const thawed = performance.now();
-    const patient = await open('plain');
-    // It does what it was asked for then, also after it has answered others, unless the connection was reset before.
-    const isWhole = (): boolean => {
-      const made = statSync(at('plain', 'late.meta'), { throwIfNoEntry: false });
-      if (made === undefined) return performance.now() - thawed > 5_000;
+    const thawedAt = performance.now();
+    const reopened = await open('plain');
+    // After the thaw the server may still execute the delayed CREATE, unless the connection was reset before.
+    const isRecordComplete = (): boolean => {
+      const made = statSync(pathIn('plain', 'late.meta'), { throwIfNoEntry: false });
+      if (made === undefined) return performance.now() - thawedAt > 5_000;
       return Math.abs(made.mtimeMs - made.ctimeMs) > 60_000;
     };
-    await expect.poll(isWhole, { timeout: 10_000 }).toBe(true);
-    // Our client that lost its call looks at the file when the server is back. If it does so between CREATE and the setting of the time,
-    // ganesha reports the wrong time for a minute. Until then the record seems to be another host's, and the answer is "try again".
+    await expect.poll(isRecordComplete, { timeout: 10_000 }).toBe(true);
+    // When the server is back, our client checks the file of its lost call. If it does so between CREATE and the setting of the mtime,
+    // ganesha returns the wrong mtime for a minute. During that time the record seems to belong to another host, and create fails with 'busy'.
     const create = async (): Promise<string> => {
       try {
-        return (await patient.create(spec('late'), scope)).name;
+        return (await reopened.create(spec('late'), scope)).name;
       } catch (cause) {
         if (cause instanceof StowageError && cause.code === 'busy') return cause.code;
         throw cause;
       }
     };
-    let made = await create();
-    while (made === 'busy' && performance.now() - thawed < 150_000) made = await create();
-    expect(made).toBe('late');
+    let outcome = await create();
+    while (outcome === 'busy' && performance.now() - thawedAt < 150_000) outcome = await create();
+    expect(outcome).toBe('late');
   }, 200_000);
 
   test('resends a call whose reply was lost, without an error', async () => {
-    // On the server's own address, where the MOUNT service is too.
+    // The proxy uses the server's own address, because the MOUNT service is there, too.
     const proxy = await startProxy({ host: ganesha.host, port: ganesha.nfsPort }, ganesha.host);
     const store = await open('plain', { port: `${proxy.port}` });
     for (const [i, procedure] of [create.number, mkdir.number].entries()) {
@@ -218,8 +217,8 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
   });
 
   test('distinguishes an unreadable directory from a failed connection', async () => {
-    mkdirSync(at('plain', 'locked'));
-    chmodSync(at('plain', 'locked'), 0o700);
+    mkdirSync(pathIn('plain', 'locked'));
+    chmodSync(pathIn('plain', 'locked'), 0o700);
     const error = await refusal(open('plain/locked', { squash: 'root', uid: '1000' }));
     expect(error).toMatchObject({ code: 'denied', reason: 'store-permission' });
   });
@@ -258,12 +257,12 @@ describe('our own server', () => {
     expect(readdirSync(folder)).toEqual([]);
   });
 
-  test('read-only', async () => {
+  test('reports a read-only export', async () => {
     const own = await startOwnServer({ path: '/export', readOnly: true });
     expect(await refusal(open(own, '/export'))).toMatchObject({ code: 'denied', reason: 'nfs-read-only' });
   });
 
-  test.skipIf(needs('linux', 'root'))('a privileged port, which MOUNT wants too', async () => {
+  test.skipIf(needs('linux', 'root'))('reports that MOUNT requires a privileged port, too', async () => {
     const own = await startOwnServer({ path: '/export', privilegedPorts: true });
     expect(await refusal(open(own, '/export'))).toMatchObject({ code: 'denied', reason: 'nfs-privileged-port' });
     const store = await open(own, '/export', { sourceport: 'privileged' });

@@ -13,29 +13,29 @@ import type { FileStore } from '../file-store/verbs.ts';
 
 describe.skipIf(needs('openssl'))('RPC with TLS', () => {
   let folder: string;
-  const at = (...names: readonly string[]): string => join(folder, ...names);
-  const read = (name: string): Buffer => readFileSync(at(name));
+  const pathIn = (...names: readonly string[]): string => join(folder, ...names);
+  const read = (name: string): Buffer => readFileSync(pathIn(name));
 
-  function certificate(name: string, address: string): void {
-    const how = ['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-days', '2'];
+  function createCertificate(name: string, address: string): void {
+    const keyOptions = ['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-days', '2'];
     const subject = ['-subj', `/CN=${name}`, '-addext', `subjectAltName=IP:${address}`];
-    const files = ['-keyout', at(`${name}.key`), '-out', at(`${name}.pem`)];
-    execFileSync('openssl', [...how, ...subject, ...files], { stdio: 'pipe' });
+    const files = ['-keyout', pathIn(`${name}.key`), '-out', pathIn(`${name}.pem`)];
+    execFileSync('openssl', [...keyOptions, ...subject, ...files], { stdio: 'pipe' });
   }
 
-  /** As the option `tls` wants it. */
-  function trusting(name: string, files: Readonly<Record<string, string>>): string {
-    mkdirSync(at(name));
-    for (const [to, from] of Object.entries(files)) copyFileSync(at(from), at(name, to));
-    return at(name);
+  /** Creates a folder for the option `tls`. */
+  function createTlsFolder(name: string, files: Readonly<Record<string, string>>): string {
+    mkdirSync(pathIn(name));
+    for (const [to, from] of Object.entries(files)) copyFileSync(pathIn(from), pathIn(name, to));
+    return pathIn(name);
   }
 
   beforeAll(() => {
     folder = mkdtempSync(join(tmpdir(), 'stowage-nfs-tls-'));
-    certificate('server', '127.0.0.1');
-    certificate('elsewhere', '127.0.0.2');
-    certificate('stranger', '127.0.0.1');
-    certificate('client', '127.0.0.1');
+    createCertificate('server', '127.0.0.1');
+    createCertificate('elsewhere', '127.0.0.2');
+    createCertificate('stranger', '127.0.0.1');
+    createCertificate('client', '127.0.0.1');
   });
   afterAll(() => rmSync(folder, { recursive: true }));
 
@@ -51,7 +51,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     return store;
   }
 
-  /** Where they are may be told, what is in them never. */
+  /** Errors may contain the paths of keys and certificates, but never their contents. */
   function expectNoSecret({ message, action, stack = '' }: StowageError): void {
     for (const text of [message, action, stack]) expect(text).not.toMatch(/BEGIN|PRIVATE|CERTIFICATE-----/);
   }
@@ -63,9 +63,9 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
       code: 'denied',
       reason: 'nfs-tls-required',
       message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 accepts calls only over encrypted connections$/,
-      action: /^Give the store tls=on, or tls=FOLDER with the CA of the server's certificate as ca\.pem/,
+      action: /^Set tls=on; or tls=FOLDER with the CA of the server's certificate as ca\.pem/,
     });
-    const store = await open(own, { tls: trusting('good', { 'ca.pem': 'server.pem' }) });
+    const store = await open(own, { tls: createTlsFolder('good', { 'ca.pem': 'server.pem' }) });
     expect(await store.names(scope)).toEqual([]);
   });
 
@@ -74,21 +74,20 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     expectError(await refusal(open(own, { tls: 'on' })), {
       code: 'unsupported',
       reason: 'nfs-tls-not-offered',
-      message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 offers no encrypted connections$/,
-      action: /^Have the server's administrator switch on RPC with TLS \(RFC 9289\)/,
+      message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 does not support encrypted connections$/,
+      action: /^Have the server's administrator enable RPC with TLS \(RFC 9289\)/,
     });
   });
 
   test('reports a certificate that another CA signed', async () => {
     const own = await serve('server');
-    const error = await refusal(open(own, { tls: trusting('wrong', { 'ca.pem': 'stranger.pem' }) }));
+    const error = await refusal(open(own, { tls: createTlsFolder('wrong', { 'ca.pem': 'stranger.pem' }) }));
     expectError(error, {
       code: 'denied',
       reason: 'nfs-tls-certificate',
       message:
         /127\.0\.0\.1:\/export\) failed: the certificate of 127\.0\.0\.1 is not trusted: self-signed certificate$/,
-      action:
-        /^Put the certificate of the CA that signed the server's certificate as ca\.pem into the folder given as tls/,
+      action: /^Put the certificate of the CA that signed the server's certificate into the tls folder as ca\.pem/,
     });
     expectNoSecret(error);
     expect(await refusal(open(own, { tls: 'on' }))).toMatchObject({ reason: 'nfs-tls-certificate' });
@@ -96,43 +95,45 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
 
   test('reports a server that supports only older TLS versions', async () => {
     const own = await serve('server', { maxVersion: 'TLSv1.2' });
-    expectError(await refusal(open(own, { tls: trusting('older', { 'ca.pem': 'server.pem' }) })), {
+    expectError(await refusal(open(own, { tls: createTlsFolder('older', { 'ca.pem': 'server.pem' }) })), {
       code: 'unavailable',
       reason: 'nfs-tls',
       message: /no encrypted connection to 127\.0\.0\.1 could be made: /,
-      action: /The server must offer TLS version 1\.3\.$/,
+      action: /The server must support TLS 1\.3\.$/,
     });
   });
 
   test('reports a certificate of another server', async () => {
     const own = await serve('elsewhere');
-    const error = await refusal(open(own, { tls: trusting('other', { 'ca.pem': 'elsewhere.pem' }) }));
+    const error = await refusal(open(own, { tls: createTlsFolder('other', { 'ca.pem': 'elsewhere.pem' }) }));
     expectError(error, {
       code: 'denied',
       reason: 'nfs-tls-certificate',
       message: /the certificate of 127\.0\.0\.1 is not trusted: .*127\.0\.0\.1 is not in the cert's list/,
-      action: /the server's must be for the name or address in the store's URI/,
+      action: /must match the host in the store's URI/,
     });
   });
 
   test('reports that a client certificate is missing or unknown, and works with the right one', async () => {
     const own = await serve('server', { ca: read('client.pem'), requestCert: true, rejectUnauthorized: true });
-    const wanted = {
+    const expected = {
       code: 'denied',
       reason: 'nfs-tls-client-certificate',
       message:
-        /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 closes the encrypted connection because it rejects our certificate/,
-      action:
-        /^Put a certificate that the server's administrator signed.* as client\.pem with its client\.key into the folder/,
+        /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 closed the encrypted connection: it rejected our client certificate/,
+      action: /^Put a client certificate that the server trusts into the tls folder, as client\.pem and client\.key/,
     };
     const timeout = '600ms';
-    expectError(await refusal(open(own, { timeout, tls: trusting('none', { 'ca.pem': 'server.pem' }) })), wanted);
-    const unknown = { 'ca.pem': 'server.pem', 'client.pem': 'stranger.pem', 'client.key': 'stranger.key' };
-    const error = await refusal(open(own, { timeout, tls: trusting('unknown', unknown) }));
-    expectError(error, wanted);
+    expectError(
+      await refusal(open(own, { timeout, tls: createTlsFolder('none', { 'ca.pem': 'server.pem' }) })),
+      expected,
+    );
+    const unknownCertificate = { 'ca.pem': 'server.pem', 'client.pem': 'stranger.pem', 'client.key': 'stranger.key' };
+    const error = await refusal(open(own, { timeout, tls: createTlsFolder('unknown', unknownCertificate) }));
+    expectError(error, expected);
     expectNoSecret(error);
-    const right = { 'ca.pem': 'server.pem', 'client.pem': 'client.pem', 'client.key': 'client.key' };
-    const store = await open(own, { tls: trusting('right', right) });
+    const rightCertificate = { 'ca.pem': 'server.pem', 'client.pem': 'client.pem', 'client.key': 'client.key' };
+    const store = await open(own, { tls: createTlsFolder('right', rightCertificate) });
     expect(await store.names(scope)).toEqual([]);
   });
 
@@ -140,41 +141,42 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     ['an empty folder', {}, 'ca.pem'],
     ['a certificate without its key', { 'client.pem': 'client.pem' }, 'client.key'],
     ['a key without its certificate', { 'ca.pem': 'server.pem', 'client.key': 'client.key' }, 'client.pem'],
-  ])('%s', async (title, files, missing) => {
-    const tls = trusting(title, files);
+  ])('reports %s as a missing file', async (title, files, missing) => {
+    const tls = createTlsFolder(title, files);
     expectError(await refusal(openNfs({ uri: 'nfs://127.0.0.1/export', options: { tls } })), {
       code: 'invalid',
       reason: 'nfs-tls-files',
       message: new RegExp(`127\\.0\\.0\\.1:/export\\) failed: the file ${join(tls, missing)} is missing$`),
-      action:
-        /^The folder given as tls needs ca\.pem; and client\.pem with client\.key where the server wants a certificate/,
+      action: /^The tls folder must contain ca\.pem, and also client\.pem and client\.key if the server requires/,
     });
   });
 
   test('reports invalid TLS files', async () => {
-    const broken = '-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n';
-    const complete = { 'ca.pem': 'server.pem', 'client.pem': 'client.pem', 'client.key': 'client.key' };
-    const unfit = async (name: string, change: (tls: string) => void): Promise<string> => {
-      const tls = trusting(`unfit ${name}`, complete);
+    const invalidPem = '-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n';
+    const allFiles = { 'ca.pem': 'server.pem', 'client.pem': 'client.pem', 'client.key': 'client.key' };
+    const messageWithInvalidFile = async (name: string, change: (tls: string) => void): Promise<string> => {
+      const tls = createTlsFolder(`unfit ${name}`, allFiles);
       change(tls);
       const error = await refusal(openNfs({ uri: 'nfs://127.0.0.1/export', options: { tls } }));
       expect(error).toMatchObject({ code: 'invalid', reason: 'nfs-tls-files' });
       expectNoSecret(error);
       return error.message.replace(tls, 'FOLDER').replace(/^.*failed: /, '');
     };
-    expect(await unfit('key', (tls) => writeFileSync(join(tls, 'client.key'), broken))).toMatch(
+    expect(await messageWithInvalidFile('key', (tls) => writeFileSync(join(tls, 'client.key'), invalidPem))).toMatch(
       /^the file FOLDER\/client\.key cannot be used \(ERR_OSSL_\w+\)$/,
     );
-    expect(await unfit('pair', (tls) => copyFileSync(at('stranger.key'), join(tls, 'client.key')))).toBe(
-      'the file FOLDER/client.key cannot be used (ERR_OSSL_X509_KEY_VALUES_MISMATCH)',
-    );
-    expect(await unfit('ca', (tls) => writeFileSync(join(tls, 'ca.pem'), broken))).toMatch(
+    expect(
+      await messageWithInvalidFile('pair', (tls) => copyFileSync(pathIn('stranger.key'), join(tls, 'client.key'))),
+    ).toBe('the file FOLDER/client.key cannot be used (ERR_OSSL_X509_KEY_VALUES_MISMATCH)');
+    expect(await messageWithInvalidFile('ca', (tls) => writeFileSync(join(tls, 'ca.pem'), invalidPem))).toMatch(
       /^the file FOLDER\/ca\.pem cannot be used \(ERR_OSSL_\w+\)$/,
     );
-    const folder = (tls: string): void => {
+    const replaceByFolder = (tls: string): void => {
       rmSync(join(tls, 'client.pem'));
       mkdirSync(join(tls, 'client.pem'));
     };
-    expect(await unfit('folder', folder)).toBe('the file FOLDER/client.pem cannot be used (EISDIR)');
+    expect(await messageWithInvalidFile('folder', replaceByFolder)).toBe(
+      'the file FOLDER/client.pem cannot be used (EISDIR)',
+    );
   });
 });

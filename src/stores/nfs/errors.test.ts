@@ -21,14 +21,14 @@ async function open(uri: string, options: Options, readOnly = false): Promise<Fi
   return store;
 }
 
-async function listening(server: Server): Promise<string> {
+async function listenOnFreePort(server: Server): Promise<string> {
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
   onTestFinished(() => void server.close());
   return `${(server.address() as AddressInfo).port}`;
 }
 
-/** In a process of its own, whose network has no routes. */
-const openElsewhere = `
+/** A script for a separate process whose network has no routes. */
+const openWithoutRoutes = `
   import { createNfsStoreKind } from '#stores/nfs/kind.ts';
   import { silentLog } from '#base/log.ts';
   const config = { name: 'test', uri: process.argv[1], origin: 'api', policy: {}, options: {} };
@@ -52,37 +52,37 @@ describe('a server that cannot be reached', () => {
 
   test('is reported if nothing listens on its port', async () => {
     const server = createServer();
-    const port = await listening(server);
+    const port = await listenOnFreePort(server);
     await new Promise((resolve) => server.close(resolve));
     const error = await refusal(open('nfs://127.0.0.1/export', { port, retries: '0' }));
     expectError(error, {
       code: 'unavailable',
       reason: 'nfs-refused',
       message: new RegExp(`127\\.0\\.0\\.1:/export\\) failed: nothing listens on port ${port} of 127\\.0\\.0\\.1$`),
-      action: /^Have the NFS server started there, or give the right port/,
+      action: /^Have the NFS server started, or correct the port/,
     });
   });
 
   test.skipIf(needs('linux', 'root'))('is reported if there is no route', async () => {
-    const how = ['--disable-warning=ExperimentalWarning', '--input-type=module', '--eval', openElsewhere];
-    const args = ['--net', process.execPath, ...how, 'nfs://198.18.0.1/export'];
+    const nodeFlags = ['--disable-warning=ExperimentalWarning', '--input-type=module', '--eval', openWithoutRoutes];
+    const args = ['--net', process.execPath, ...nodeFlags, 'nfs://198.18.0.1/export'];
     const { stdout } = await promisify(execFile)('unshare', args, { timeout: 20_000, cwd: repository });
     expectError(JSON.parse(stdout), {
       code: 'unavailable',
       reason: 'nfs-no-route',
       message: /198\.18\.0\.1:\/export\) failed: there is no route to 198\.18\.0\.1$/,
-      action: /^Connect this host to the server's network, or name the network that leads there \(option network\)/,
+      action: /^Connect this host to the server's network, or set the option network to a network with a route/,
     });
   });
 
   test('is reported if it accepts connections and does not answer', async () => {
-    const port = await listening(createServer((socket) => void socket.on('error', () => undefined)));
+    const port = await listenOnFreePort(createServer((socket) => void socket.on('error', () => undefined)));
     const error = await refusal(open('nfs://127.0.0.1/export', { port, timeout: '300ms' }));
     expectError(error, {
       code: 'deadline',
       reason: 'nfs-timeout',
       message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 did not answer in time/,
-      action: /^Try again\. If it persists, look at the server and the network between: stowage store check test$/,
+      action: /^Try again\. If it persists, check the server and the network in between: stowage store check test$/,
     });
   });
 
@@ -92,9 +92,8 @@ describe('a server that cannot be reached', () => {
     expectError(error, {
       code: 'unavailable',
       reason: 'nfs-hangs-up',
-      message:
-        /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 accepts connections from this host and closes them at once$/,
-      action: /^Have the server's administrator add this host to the addresses it allows/,
+      message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 closes every connection from this host at once$/,
+      action: /^Have the server's administrator allow this host's address/,
     });
   });
 
@@ -102,30 +101,35 @@ describe('a server that cannot be reached', () => {
     const http = createHttpServer().on('clientError', (_cause, socket) =>
       socket.end('HTTP/1.1 400 Bad Request\r\n\r\n'),
     );
-    const port = await listening(http);
+    const port = await listenOnFreePort(http);
     const error = await refusal(open('nfs://127.0.0.1/export', { port, timeout: '2s' }));
     expectError(error, {
       code: 'unavailable',
       reason: 'nfs-garbled',
-      message: /127\.0\.0\.1:\/export\) failed: the answers of 127\.0\.0\.1 are not NFS version 3$/,
+      message: /127\.0\.0\.1:\/export\) failed: the replies of 127\.0\.0\.1 are not NFS version 3$/,
       action: /^Check the port in the store's URI/,
     });
   });
 });
 
-/** NULL is answered by every program. */
-function answering(number: number, version: number, replies: Readonly<Record<number, Reply>> = {}): ServedProgram {
+/** A program that replies to NULL and to these procedures. */
+function programAnswering(
+  number: number,
+  version: number,
+  replies: Readonly<Record<number, Reply>> = {},
+): ServedProgram {
   const all = Object.entries({ 0: () => undefined, ...replies });
   const procedures = all.map(([key, reply]) => [Number(key), { name: key, handle: () => reply }] as const);
   return { number, version, procedures: new Map(procedures) };
 }
 
-/** Follows RPC; its programs are what the test says. */
-const rpcServer = (...programs: readonly ServedProgram[]): Promise<string> => listening(createRpcServer({ programs }));
+/** An RPC server with these programs. Returns its port. */
+const rpcServer = (...programs: readonly ServedProgram[]): Promise<string> =>
+  listenOnFreePort(createRpcServer({ programs }));
 
 describe('a server without a service', () => {
   test('is reported if it has no NFS version 3', async () => {
-    const port = await rpcServer(answering(nfsProgram, 4));
+    const port = await rpcServer(programAnswering(nfsProgram, 4));
     expectError(await refusal(open('nfs://127.0.0.1/export', { port })), {
       code: 'unavailable',
       reason: 'nfs-no-service',
@@ -135,70 +139,69 @@ describe('a server without a service', () => {
   });
 
   test('is reported if nothing listens on the port of MOUNT', async () => {
-    const [port, mountport] = [await rpcServer(answering(nfsProgram, 3)), await rpcServer()];
+    const [port, mountport] = [await rpcServer(programAnswering(nfsProgram, 3)), await rpcServer()];
     expectError(await refusal(open('nfs://127.0.0.1/export', { port, mountport })), {
       code: 'unavailable',
       reason: 'nfs-no-mount-service',
       message: new RegExp(`127\\.0\\.0\\.1 speaks NFS, but has no MOUNT service on port ${mountport}$`),
-      action: /^Correct mountport \(on the server: rpcinfo -p \| grep mountd\), or have the service started there/,
+      action: /^Correct mountport \(on the server: rpcinfo -p \| grep mountd\), or have the MOUNT service started/,
     });
   });
 
   test('is reported if its MOUNT service does not answer', async () => {
-    const port = await rpcServer(answering(nfsProgram, 3));
-    const mountport = await listening(createServer((socket) => void socket.on('error', () => undefined)));
+    const port = await rpcServer(programAnswering(nfsProgram, 3));
+    const mountport = await listenOnFreePort(createServer((socket) => void socket.on('error', () => undefined)));
     expectError(await refusal(open('nfs://127.0.0.1/export', { port, mountport, timeout: '1s' })), {
       code: 'deadline',
       reason: 'nfs-mount-timeout',
       message: new RegExp(
         `127\\.0\\.0\\.1 speaks NFS, but its MOUNT service did not answer in time on port ${mountport}$`,
       ),
-      action:
-        /^Try again\. If it persists, have the firewall in between opened for that port, or set the right one as mountport/,
+      action: /^Try again\. If it persists, have the firewall opened for that port, or set mountport to the right port/,
     });
   });
 });
 
-/** A MOUNT service that answers every MNT with this status, and exports these. */
-function mountProgramThat(status: number, ...exported: readonly string[]): ServedProgram {
+/** A MOUNT service that replies to every MNT with this status, and lists these exports. */
+function mountProgramAnswering(status: number, ...exported: readonly string[]): ServedProgram {
   const mnt: Reply = (writer) => void writer.u32(status) as undefined;
   const list: Reply = (writer) => {
     for (const path of exported) writer.bool(true).string(path).bool(false);
     writer.bool(false);
     return undefined;
   };
-  return answering(mountProgram, mountVersion, { 1: mnt, 5: list });
+  return programAnswering(mountProgram, mountVersion, { 1: mnt, 5: list });
 }
 
 describe('a mount that the server rejects', () => {
   test('is reported as denied if this host may not mount it', async () => {
-    const port = await rpcServer(answering(nfsProgram, 3), mountProgramThat(13, '/export'));
+    const port = await rpcServer(programAnswering(nfsProgram, 3), mountProgramAnswering(13, '/export'));
     expectError(await refusal(open('nfs://127.0.0.1/export/silver', { port, mountport: port })), {
       code: 'denied',
       reason: 'nfs-export-denied',
       message: /127\.0\.0\.1:\/export\/silver\) failed: 127\.0\.0\.1 does not let this host mount \/export\/silver$/,
-      action: /^Have the server's administrator add this host to those that may mount \/export\/silver/,
+      action: /^Have the server's administrator allow this host to mount \/export\/silver/,
     });
   });
 
   test('is reported as not exported if the export is not listed', async () => {
-    const port = await rpcServer(answering(nfsProgram, 3), mountProgramThat(13, '/gold', '/bronze'));
+    const port = await rpcServer(programAnswering(nfsProgram, 3), mountProgramAnswering(13, '/gold', '/bronze'));
     expectError(await refusal(open('nfs://127.0.0.1/export', { port, mountport: port })), {
       code: 'unavailable',
       reason: 'nfs-export-withheld',
       message:
-        /127\.0\.0\.1 denies this host the directory \/export, and does not list it: it is not exported, or not to this host; it exports \/gold, \/bronze$/,
+        /127\.0\.0\.1 denies access to \/export and does not list it: it is not exported, or not to this host; it exports \/gold, \/bronze$/,
       action: /^Correct the path in the store's URI, or have the server's administrator export it to this host/,
     });
   });
 
   test('is reported with the status of a failure of the server', async () => {
-    const port = await rpcServer(answering(nfsProgram, 3), mountProgramThat(10_006, '/export'));
+    const port = await rpcServer(programAnswering(nfsProgram, 3), mountProgramAnswering(10_006, '/export'));
     expectError(await refusal(open('nfs://127.0.0.1/export', { port, mountport: port })), {
       code: 'unavailable',
       reason: 'nfs-mount-refused',
       message: /the MOUNT service of 127\.0\.0\.1 answered SERVERFAULT for \/export$/,
-      action: /^Look at the server's log/,
+      action: /^Check the server's log/,
     });
   });
 });

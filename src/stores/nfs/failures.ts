@@ -16,7 +16,7 @@ import { callsDenied, errnoExplanations, exportRefused } from './refusal-message
 import { asSystemError } from './system-error.ts';
 import {
   clientCertificateRejected,
-  garbled,
+  garbledReply,
   hostNotFound,
   mountServiceUnreachable,
   rpcFailed,
@@ -36,49 +36,50 @@ export interface ErrorContext {
   readonly uid: number;
   readonly privileged: boolean;
   readonly tls: boolean;
-  /** The network in which our connections start. Undefined: that of the host. */
+  /** The network that we connect from. Undefined: the host's network. */
   readonly network: string | undefined;
 }
 
 /** Turns an error into one for users. Network failures are 'unavailable' or 'deadline', missing permissions are 'denied'. */
-export function nfsFailure(thrown: unknown, doing: string, about: ErrorContext): StowageError {
+export function nfsFailure(thrown: unknown, doing: string, context: ErrorContext): StowageError {
   const explained = stowageErrorIn(thrown);
   if (explained !== undefined) return explained;
   const cause = asSystemError(thrown);
-  const found = explain(cause, about);
+  const found = explain(cause, context);
   if (found === undefined) return stowageError(cause);
   const { why, ...rest } = found;
-  const where = doing.includes(about.location) || why.includes(about.location) ? '' : ` (${about.location})`;
+  const where = doing.includes(context.location) || why.includes(context.location) ? '' : ` (${context.location})`;
   return new StowageError(`${doing}${where} failed: ${why}`, { ...rest, cause });
 }
 
 /** Explains an error without naming the operation. */
 export function explainNfsError(
   thrown: unknown,
-  about: ErrorContext,
+  context: ErrorContext,
 ): Pick<Explanation, 'why' | 'action'> & { readonly reason: string } {
   const cause = asSystemError(thrown);
-  const found = stowageErrorIn(thrown) === undefined ? explain(cause, about) : undefined;
+  const found = stowageErrorIn(thrown) === undefined ? explain(cause, context) : undefined;
   if (found !== undefined) return found;
   const { message, action, reason } = stowageErrorIn(thrown) ?? stowageError(cause);
   return { why: message, action, reason };
 }
 
 const stowageErrorIn = (thrown: unknown): StowageError | undefined =>
-  causesOf(thrown).find((one) => one instanceof StowageError);
+  causesOf(thrown).find((error) => error instanceof StowageError);
 
-const maybeDone = (cause: Error): boolean => causesOf(cause).some((one) => one instanceof RpcError && one.maybeDone);
+const mayBeDone = (cause: Error): boolean =>
+  causesOf(cause).some((error) => error instanceof RpcError && error.maybeDone);
 
-function explain(cause: unknown, about: ErrorContext): Explanation | undefined {
-  if (cause instanceof HostNotFound) return hostNotFound(cause, about);
+function explain(cause: unknown, context: ErrorContext): Explanation | undefined {
+  if (cause instanceof HostNotFound) return hostNotFound(cause, context);
   if (cause instanceof TlsFilesUnreadable) return tlsFilesUnreadable(cause);
-  if (cause instanceof ServerHangsUp) return serverHangsUp(about, maybeDone(cause));
-  if (cause instanceof ClientCertificateRejected) return clientCertificateRejected(about);
-  if (cause instanceof MountServiceUnreachable) return mountServiceUnreachable(cause, about);
-  if (cause instanceof ExportRefused) return exportRefused(cause.refusal, about);
-  if (cause instanceof CallsDenied) return callsDenied(cause, about);
-  if (cause instanceof RpcError) return rpcFailed(cause, about);
-  if (cause instanceof XdrError) return garbled(about);
+  if (cause instanceof ServerHangsUp) return serverHangsUp(context, mayBeDone(cause));
+  if (cause instanceof ClientCertificateRejected) return clientCertificateRejected(context);
+  if (cause instanceof MountServiceUnreachable) return mountServiceUnreachable(cause, context);
+  if (cause instanceof ExportRefused) return exportRefused(cause.refusal, context);
+  if (cause instanceof CallsDenied) return callsDenied(cause, context);
+  if (cause instanceof RpcError) return rpcFailed(cause, context);
+  if (cause instanceof XdrError) return garbledReply(context);
   const code = errnoOf(cause);
-  return code === undefined ? undefined : errnoExplanations[code]?.(about);
+  return code === undefined ? undefined : errnoExplanations[code]?.(context);
 }

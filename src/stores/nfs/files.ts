@@ -16,7 +16,7 @@ import { emptyFolder, scanTree } from './empty-and-scan.ts';
 import type { Folders } from './folders.ts';
 import { isProcessMarkTime, isSameMark } from './lock-marks.ts';
 import { asSystemError } from './system-error.ts';
-import { ms, writeDurably } from './write-durably.ts';
+import { toMs, writeDurably } from './write-durably.ts';
 
 /** The file system of a store on an NFS server, with the calls that only this store needs. */
 export interface NfsFiles extends Files {
@@ -51,10 +51,10 @@ interface FoundFile {
   readonly attributes: Attributes;
 }
 
-/** For listings that are kept in memory: protects against a server whose listing never ends. */
-const maxEntries = 500_000;
+/** Limits listings that are kept in memory, in case a server's listing never ends. */
+const maxListedEntries = 500_000;
 /** Retries if other hosts replace a record between LOOKUP and READ. */
-const maxReplacements = 8;
+const maxReadAttempts = 8;
 
 const types = new Map<number, FileType>([
   [fileType.regular, 'file'],
@@ -72,15 +72,15 @@ async function namesOf(pages: ReturnType<typeof listDirectory>): Promise<readonl
 
 /** Access to one directory of a server. Each call has its own deadline. */
 export function createNfsFiles({ nfs, folders, deadlineMs, nextMark }: NfsFilesParts): NfsFiles {
-  const within = { deadlineMs };
-  const listing = { ...within, maxEntries };
-  const { at } = folders;
+  const limits = { deadlineMs };
+  const listing = { ...limits, maxEntries: maxListedEntries };
+  const { inParent } = folders;
 
   const find = (path: string): Promise<FoundFile | undefined> =>
-    at(path, async (folder, name) => {
+    inParent(path, async (folder, name) => {
       try {
-        const { handle, attributes } = await nfs.lookup(folder, name, within);
-        return { handle, attributes: attributes ?? (await nfs.getattr(handle, within)) };
+        const { handle, attributes } = await nfs.lookup(folder, name, limits);
+        return { handle, attributes: attributes ?? (await nfs.getattr(handle, limits)) };
       } catch (cause) {
         if (isNfsError(cause, 'NOENT')) return undefined;
         throw cause;
@@ -91,24 +91,24 @@ export function createNfsFiles({ nfs, folders, deadlineMs, nextMark }: NfsFilesP
     const found = await find(path);
     if (found === undefined) throw Object.assign(new Error(`${path} does not exist`), { code: 'ENOENT' });
     const { handle, attributes } = found;
-    refuseUnfit(attributes, limit);
-    const into = Buffer.alloc(attributes.size);
-    return into.subarray(0, await readFully(nfs, handle, 0, into, within));
+    refuseUnsuitable(attributes, limit);
+    const buffer = Buffer.alloc(attributes.size);
+    return buffer.subarray(0, await readFully(nfs, handle, 0, buffer, limits));
   }
 
-  const make = (path: string): Promise<FileHandle> =>
-    at(path, async (folder, name) => {
-      const how = { mode: 'guarded', set: { mode: 0o600, mtime: nextMark() } } as const;
-      return (await nfs.create(folder, name, how, within)).handle;
+  const createFile = (path: string): Promise<FileHandle> =>
+    inParent(path, async (folder, name) => {
+      const createOptions = { mode: 'guarded', set: { mode: 0o600, mtime: nextMark() } } as const;
+      return (await nfs.create(folder, name, createOptions, limits)).handle;
     });
 
   /** Removes the new file if writing to it fails. */
-  async function fillNew(path: string, handle: FileHandle, text: string): Promise<void> {
+  async function writeOrRemove(path: string, handle: FileHandle, text: string): Promise<void> {
     if (text === '') return;
     try {
-      const changedAt = await writeDurably(nfs, { path, handle }, text, within);
+      const changedAt = await writeDurably(nfs, { path, handle }, text, limits);
       // Some servers do not update mtime on a write. A file with content must not keep a mark.
-      if (changedAt > 0 && isProcessMarkTime({ mtime: changedAt / 1000 })) await touch(nfs, handle, within);
+      if (changedAt > 0 && isProcessMarkTime({ mtime: changedAt / 1000 })) await touch(nfs, handle, limits);
     } catch (cause) {
       if (isErrno(cause, 'ENOSPC', 'EDQUOT', 'EFBIG', 'EIO')) await unlink(path).catch(() => false);
       throw cause;
@@ -116,13 +116,13 @@ export function createNfsFiles({ nfs, folders, deadlineMs, nextMark }: NfsFilesP
   }
 
   const mkdir: NfsFiles['mkdir'] = async (path, set) => {
-    await at(path, (folder, name) => nfs.mkdir(folder, name, set, within));
+    await inParent(path, (folder, name) => nfs.mkdir(folder, name, set, limits));
   };
 
   const unlink = (path: string): Promise<boolean> =>
-    at(path, async (folder, name) => {
+    inParent(path, async (folder, name) => {
       try {
-        await nfs.remove(folder, name, within);
+        await nfs.remove(folder, name, limits);
         return true;
       } catch (cause) {
         if (isNfsError(cause, 'NOENT')) return false;
@@ -133,24 +133,24 @@ export function createNfsFiles({ nfs, folders, deadlineMs, nextMark }: NfsFilesP
   const attributesOf = async (path: string): Promise<Attributes | undefined> =>
     (await undefinedIfFolderAbsent(find(path)))?.attributes;
 
-  const look: Files['lstat'] = async (path) => {
+  const lstat: Files['lstat'] = async (path) => {
     const found = await attributesOf(path);
     if (found === undefined) return undefined;
-    // NFS version 3 has no time of birth.
+    // NFS version 3 has no birth time.
     return {
       type: typeOf(found),
-      createdAt: ms(found.mtime, found.mtimeNs),
-      changedAt: ms(found.ctime, found.ctimeNs),
+      createdAt: toMs(found.mtime, found.mtimeNs),
+      changedAt: toMs(found.ctime, found.ctimeNs),
     };
   };
 
   return {
-    lstat: look,
+    lstat,
     attributes: attributesOf,
     mkdir,
     unlink,
     create: async (path) => {
-      await make(path);
+      await createFile(path);
     },
     resetMark: async (path, { fileId, ctime, ctimeNs }) => {
       const found = await find(path);
@@ -158,9 +158,9 @@ export function createNfsFiles({ nfs, folders, deadlineMs, nextMark }: NfsFilesP
       const ifChangedAt = { seconds: ctime, nanoseconds: ctimeNs };
       try {
         const mtime = nextMark();
-        await nfs.setattr(found.handle, { size: 0, mtime }, { ...within, ifChangedAt });
+        await nfs.setattr(found.handle, { size: 0, mtime }, { ...limits, ifChangedAt });
         // Not every server checks the guard and sets the time atomically: of two concurrent callers, the last one wins.
-        const now = await nfs.getattr(found.handle, within);
+        const now = await nfs.getattr(found.handle, limits);
         return isSameMark(now.mtime, now.mtimeNs, mtime);
       } catch (cause) {
         if (isNfsError(cause, 'NOT_SYNC', 'STALE', 'BADHANDLE', 'NOENT')) return false;
@@ -170,12 +170,12 @@ export function createNfsFiles({ nfs, folders, deadlineMs, nextMark }: NfsFilesP
     link: async (from, to) => {
       const found = await find(from);
       if (found === undefined) throw Object.assign(new Error(`${from} does not exist`), { code: 'ENOENT' });
-      await at(to, (directory, name) => nfs.link(found.handle, { directory, name }, within));
+      await inParent(to, (directory, name) => nfs.link(found.handle, { directory, name }, limits));
     },
     names: (folder) =>
-      folders.in(folder, (handle) => namesOf(listDirectory(nfs, handle, { ...listing, namesOnly: true }))),
+      folders.inFolder(folder, (handle) => namesOf(listDirectory(nfs, handle, { ...listing, namesOnly: true }))),
     list: (folder) =>
-      folders.in(folder, async (handle) => {
+      folders.inFolder(folder, async (handle) => {
         const entries: Entry[] = [];
         for await (const page of listDirectory(nfs, handle, listing))
           await eachBounded(page, 16, async (entry) => {
@@ -188,18 +188,19 @@ export function createNfsFiles({ nfs, folders, deadlineMs, nextMark }: NfsFilesP
         return entries;
       }),
     read: async (path, limit) => {
-      for (let again = 1; ; again++) {
+      for (let attempt = 1; ; attempt++) {
         try {
           return await readFound(path, limit);
         } catch (cause) {
           // Another host replaced the file between two calls.
-          if (again >= maxReplacements || !isNfsError(cause, 'STALE', 'BADHANDLE', 'NOENT')) throw asSystemError(cause);
+          if (attempt >= maxReadAttempts || !isNfsError(cause, 'STALE', 'BADHANDLE', 'NOENT'))
+            throw asSystemError(cause);
         }
       }
     },
-    writeNew: async (path, text) => fillNew(path, await make(path), text),
+    writeNew: async (path, text) => writeOrRemove(path, await createFile(path), text),
     write: async (path, text) =>
-      writeDurably(nfs, { path, handle: (await find(path))?.handle ?? (await make(path)) }, text, within),
+      writeDurably(nfs, { path, handle: (await find(path))?.handle ?? (await createFile(path)) }, text, limits),
     overwrite: async (path, text, limit) => {
       const { handle, attributes } = (await undefinedIfFolderAbsent(find(path))) ?? {};
       if (handle === undefined || attributes?.type !== fileType.regular || attributes.size > limit) return false;
@@ -208,7 +209,7 @@ export function createNfsFiles({ nfs, folders, deadlineMs, nextMark }: NfsFilesP
           nfs,
           { path, handle },
           text + ' '.repeat(Math.max(0, attributes.size - Buffer.byteLength(text))),
-          within,
+          limits,
         );
         return true;
       } catch (cause) {
@@ -218,36 +219,36 @@ export function createNfsFiles({ nfs, folders, deadlineMs, nextMark }: NfsFilesP
       }
     },
     writeNewUnless: async (beside, path, text) => {
-      // Both calls at the same time. Only write the text, which gives the file its meaning, once both have been answered.
-      const [data, made] = await Promise.allSettled([undefinedIfFolderAbsent(find(beside)), make(path)]);
+      // Send both calls at the same time. Write the text, which makes the file a record, only after both replies.
+      const [data, made] = await Promise.allSettled([undefinedIfFolderAbsent(find(beside)), createFile(path)]);
       if (made.status === 'rejected') {
-        if (isErrno(made.reason, 'EEXIST')) return 'one of them is there';
+        if (isErrno(made.reason, 'EEXIST')) return 'exists';
         throw made.reason;
       }
       if (data.status === 'fulfilled' && data.value === undefined) {
-        await fillNew(path, made.value, text);
+        await writeOrRemove(path, made.value, text);
         return 'written';
       }
       await unlink(path);
       if (data.status === 'rejected') throw data.reason;
-      return 'one of them is there';
+      return 'exists';
     },
     newFolder: (path, mode) => mkdir(path, { mode }),
     makeFolder: async (path, mode = 0o700) => {
-      // Look first: not every server refuses to create an existing folder.
-      const there = await look(path);
-      if (there?.type === 'directory') return;
+      // Check first: not every server refuses to create an existing folder.
+      const existing = await lstat(path);
+      if (existing?.type === 'directory') return;
       try {
         await mkdir(path, { mode });
       } catch (cause) {
-        if (!isErrno(cause, 'EEXIST') || (await look(path))?.type !== 'directory') throw cause;
+        if (!isErrno(cause, 'EEXIST') || (await lstat(path))?.type !== 'directory') throw cause;
       }
     },
-    touch: (folder) => folders.in(folder, (handle) => touch(nfs, handle, within)),
-    handle: (path) => folders.in(path, async (handle) => handle),
+    touch: (folder) => folders.inFolder(folder, (handle) => touch(nfs, handle, limits)),
+    handle: (path) => folders.inFolder(path, async (handle) => handle),
     rename: async (from, to) => {
       try {
-        await folders.between(from, to, (one, other) => nfs.rename(one, other, within));
+        await folders.inParents(from, to, (source, target) => nfs.rename(source, target, limits));
         return true;
       } catch (cause) {
         // ENOENT means that either `from` or the folder of `to` is missing.
@@ -258,31 +259,31 @@ export function createNfsFiles({ nfs, folders, deadlineMs, nextMark }: NfsFilesP
       }
     },
     rmdir: async (path) => {
-      await at(path, (folder, name) => nfs.rmdir(folder, name, within));
+      await inParent(path, (folder, name) => nfs.rmdir(folder, name, limits));
       folders.forget(path);
     },
     removeAll: async (path) => {
-      await at(path, (folder, name) => removeTree(nfs, folder, name, within));
+      await inParent(path, (folder, name) => removeTree(nfs, folder, name, limits));
       folders.forget(path);
     },
-    emptyFolder: (folder, scope) => folders.in(folder, (handle) => emptyFolder(nfs, handle, scope, within)),
-    scan: (top, signal) => folders.in(top, (handle) => scanTree(nfs, handle, signal, within)),
+    emptyFolder: (folder, scope) => folders.inFolder(folder, (handle) => emptyFolder(nfs, handle, scope, limits)),
+    scan: (top, signal) => folders.inFolder(top, (handle) => scanTree(nfs, handle, signal, limits)),
     // The server makes each change durable before it answers: RFC 1813, section 4.8.
     sync: async () => undefined,
   };
 }
 
-function refuseUnfit({ type, size }: Attributes, limit: number): void {
+function refuseUnsuitable({ type, size }: Attributes, limit: number): void {
   if (type === fileType.link) throw new UnsuitableFile('it is a symbolic link');
   if (type === fileType.directory) throw new UnsuitableFile('it is a directory');
   if (type !== fileType.regular) throw new UnsuitableFile('it is not a plain file');
   if (size > limit) throw new UnsuitableFile(`it is larger than ${limit} bytes`);
 }
 
-async function touch(nfs: NfsClient, handle: FileHandle, within: { readonly deadlineMs: number }): Promise<number> {
-  const { after } = await nfs.setattr(handle, { mtime: 'now' }, within);
-  const { mtime, mtimeNs } = after ?? (await nfs.getattr(handle, within));
-  return ms(mtime, mtimeNs);
+async function touch(nfs: NfsClient, handle: FileHandle, limits: { readonly deadlineMs: number }): Promise<number> {
+  const { after } = await nfs.setattr(handle, { mtime: 'now' }, limits);
+  const { mtime, mtimeNs } = after ?? (await nfs.getattr(handle, limits));
+  return toMs(mtime, mtimeNs);
 }
 
 /** Treats a missing folder like a missing file. */

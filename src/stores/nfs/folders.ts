@@ -6,12 +6,12 @@ import { asSystemError } from './system-error.ts';
  * was recreated), resolves the path again and retries once.
  */
 export interface Folders {
-  /** Calls `work` with the parent folder of a path and the name in it. Errors of the server get a system's code. */
-  at<T>(path: string, work: (folder: FileHandle, name: string) => Promise<T>): Promise<T>;
+  /** Calls `work` with the parent folder of a path and the name in it. Converts the server's errors to errno codes. */
+  inParent<T>(path: string, work: (folder: FileHandle, name: string) => Promise<T>): Promise<T>;
   /** Calls `work` with the parent folders and names of two paths. */
-  between<T>(from: string, to: string, work: (from: Location, to: Location) => Promise<T>): Promise<T>;
+  inParents<T>(from: string, to: string, work: (from: Location, to: Location) => Promise<T>): Promise<T>;
   /** Calls `work` with the folder itself. */
-  in<T>(path: string, work: (folder: FileHandle) => Promise<T>): Promise<T>;
+  inFolder<T>(path: string, work: (folder: FileHandle) => Promise<T>): Promise<T>;
   /** Drops cached handles after the path was moved or removed. */
   forget(path: string): void;
 }
@@ -27,14 +27,14 @@ export interface FoldersParts {
   readonly root: string;
   readonly rootHandle: () => FileHandle;
   /** Called after a stale handle: makes sure that `rootHandle` returns a valid one. */
-  readonly renew: () => Promise<void>;
+  readonly remount: () => Promise<void>;
   readonly deadlineMs: number;
 }
 
 /** `.stowage` and its direct children. */
 const isCached = (names: readonly string[]): boolean => names[0] === '.stowage' && names.length <= 2;
 
-export function createFolders({ nfs, root, rootHandle, renew, deadlineMs }: FoldersParts): Folders {
+export function createFolders({ nfs, root, rootHandle, remount, deadlineMs }: FoldersParts): Folders {
   const cachedHandles = new Map<string, FileHandle>();
 
   const namesOf = (path: string): string[] => {
@@ -63,7 +63,7 @@ export function createFolders({ nfs, root, rootHandle, renew, deadlineMs }: Fold
     } catch (cause) {
       if (!isNfsError(cause, 'STALE', 'BADHANDLE')) throw asSystemError(cause);
       cachedHandles.clear();
-      await renew();
+      await remount();
     }
     try {
       return await work();
@@ -80,17 +80,17 @@ export function createFolders({ nfs, root, rootHandle, renew, deadlineMs }: Fold
   }
 
   return {
-    at: (path, work) =>
+    inParent: (path, work) =>
       retryOnStaleHandle(async () => {
         const { directory, name } = await locate(path);
         return work(directory, name);
       }),
-    between: (from, to, work) => retryOnStaleHandle(async () => work(await locate(from), await locate(to))),
-    in: (path, work) => retryOnStaleHandle(async () => work(await handleOf(namesOf(path)))),
+    inParents: (from, to, work) => retryOnStaleHandle(async () => work(await locate(from), await locate(to))),
+    inFolder: (path, work) => retryOnStaleHandle(async () => work(await handleOf(namesOf(path)))),
     forget: (path) => {
       const key = namesOf(path).join('/');
-      for (const each of cachedHandles.keys())
-        if (each === key || each.startsWith(`${key}/`)) cachedHandles.delete(each);
+      for (const cachedKey of cachedHandles.keys())
+        if (cachedKey === key || cachedKey.startsWith(`${key}/`)) cachedHandles.delete(cachedKey);
     },
   };
 }

@@ -21,27 +21,27 @@ import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
-// Servers that stand still, die and come back, under a store that stays open.
+// Servers that are frozen, killed and restarted while a store is open.
 
 const spec = (called: string, requestId = `${Math.random()}`): VolumeSpec => volumeSpec(called, { requestId });
 const timeoutMs = 1_000;
-/** A call without an answer, and how the store handles it. */
+/** One call that times out, and the time that the store needs to handle it. */
 const answerTimeoutMs = timeoutMs + 2_000;
 
 const codeOf = (work: Promise<unknown>): Promise<string> => outcome(work, 'code');
-const within = async (ms: number, work: Promise<unknown>): Promise<string> => {
+const codeWithin = async (ms: number, work: Promise<unknown>): Promise<string> => {
   const since = performance.now();
   const code = await codeOf(work);
   return performance.now() - since < ms ? code : `${code}, too late`;
 };
 
-const openImpatient = (
+const openWithTimeout = (
   { uri, options }: Required<Pick<OpenNfs, 'uri' | 'options'>>,
   ms = timeoutMs,
 ): Promise<FileStore> => openNfs({ uri, options: { ...options, timeout: `${ms}ms` } });
 
-/** A folder that goes with the test. */
-function folderOf(what: string): string {
+/** Creates a folder that is removed after the test. */
+function createFolder(what: string): string {
   const folder = realpathSync(quickFolder(what));
   onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
   return folder;
@@ -50,130 +50,133 @@ function folderOf(what: string): string {
 describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
   const [frozen, healthy] = [ganeshaFolders('frozen'), ganeshaFolders('healthy')];
 
-  async function stores(stuckMs = timeoutMs) {
+  async function openStores(frozenTimeoutMs = timeoutMs) {
     const freshExport = frozen.fresh();
-    const [stuck, other] = [await openImpatient(freshExport, stuckMs), await openImpatient(healthy.fresh())];
+    const [frozenStore, other] = [
+      await openWithTimeout(freshExport, frozenTimeoutMs),
+      await openWithTimeout(healthy.fresh()),
+    ];
     onTestFinished(async () => {
       frozen.server.thaw();
-      await stuck.close();
+      await frozenStore.close();
       await other.close();
     });
-    return { stuck, other, freshExport, folder: freshExport.folder };
+    return { frozenStore, other, freshExport, folder: freshExport.folder };
   }
 
   test('frozen: every verb ends at its deadline, and other stores answer in the meantime', async () => {
-    const stuckMs = 15_000;
-    const { stuck, other } = await stores(stuckMs);
+    const frozenTimeoutMs = 15_000;
+    const { frozenStore, other } = await openStores(frozenTimeoutMs);
     await using local = await localStore();
     const [one, two, three] = [
-      await stuck.create(spec('one'), scope),
-      await stuck.create(spec('two'), scope),
-      await stuck.create(spec('three'), scope),
+      await frozenStore.create(spec('one'), scope),
+      await frozenStore.create(spec('two'), scope),
+      await frozenStore.create(spec('three'), scope),
     ];
     await frozen.server.freeze();
     const verbs = Promise.all([
-      within(stuckMs + 2_000, stuck.create(spec('a'), scope)),
-      within(stuckMs + 2_000, stuck.get(one.name, scope)),
-      within(stuckMs + 2_000, Array.fromAsync(stuck.list(scope))),
-      within(stuckMs + 2_000, stuck.rename(one, volumeName('b'), scope)),
-      within(stuckMs + 2_000, stuck.delete(two, scope)),
-      within(stuckMs + 2_000, stuck.usage(three, scope)),
-      within(stuckMs + 2_000, stuck.housekeeping.sweep(scope)),
+      codeWithin(frozenTimeoutMs + 2_000, frozenStore.create(spec('a'), scope)),
+      codeWithin(frozenTimeoutMs + 2_000, frozenStore.get(one.name, scope)),
+      codeWithin(frozenTimeoutMs + 2_000, Array.fromAsync(frozenStore.list(scope))),
+      codeWithin(frozenTimeoutMs + 2_000, frozenStore.rename(one, volumeName('b'), scope)),
+      codeWithin(frozenTimeoutMs + 2_000, frozenStore.delete(two, scope)),
+      codeWithin(frozenTimeoutMs + 2_000, frozenStore.usage(three, scope)),
+      codeWithin(frozenTimeoutMs + 2_000, frozenStore.housekeeping.sweep(scope)),
     ]);
-    let answered = 0;
-    const busy = (async () => {
+    let answeredCount = 0;
+    const otherWork = (async () => {
       for (let i = 0; i < 5; i++) {
         for (const store of [local.store, other]) {
           const volume = await store.create({ ...spec(`v${i}`), bytes: 1n }, scope);
           await store.delete(volume, scope);
-          answered++;
+          answeredCount++;
         }
       }
     })();
-    // All of that while the frozen ones wait for their first answer.
-    const earliest = await Promise.race([verbs.then(() => 'the frozen'), busy.then(() => 'the others')]);
-    expect([earliest, answered]).toEqual(['the others', 10]);
+    // The other stores finish while the calls to the frozen server wait for their first reply.
+    const winner = await Promise.race([verbs.then(() => 'the frozen'), otherWork.then(() => 'the others')]);
+    expect([winner, answeredCount]).toEqual(['the others', 10]);
     expect(await verbs).toEqual(Array(7).fill('deadline'));
     frozen.server.thaw();
   });
 
   test('frozen during a creation: the retry makes one volume', async () => {
-    const { stuck, folder } = await stores();
+    const { frozenStore, folder } = await openStores();
     for (let round = 0; round < 2; round++) {
       const want = spec(`v${round}`, `request ${round}`);
-      const [told] = await Promise.all([codeOf(stuck.create(want, scope)), frozen.server.freeze()]);
-      expect(['deadline', 'done']).toContain(told);
-      // And once surely without an answer.
-      expect(await within(answerTimeoutMs, stuck.create(spec(`v${round}`, `request ${round}`), scope))).toBe(
+      const [outcome] = await Promise.all([codeOf(frozenStore.create(want, scope)), frozen.server.freeze()]);
+      expect(['deadline', 'done']).toContain(outcome);
+      // The server is certainly frozen now, so this call times out.
+      expect(await codeWithin(answerTimeoutMs, frozenStore.create(spec(`v${round}`, `request ${round}`), scope))).toBe(
         'deadline',
       );
       frozen.server.thaw();
-      const made = await stuck.create(spec(`v${round}`, `request ${round}`), scope);
-      expect((await stuck.get(made.name, scope))?.condition).toBe('ok');
+      const made = await frozenStore.create(spec(`v${round}`, `request ${round}`), scope);
+      expect((await frozenStore.get(made.name, scope))?.condition).toBe('ok');
     }
-    await stuck.housekeeping.sweep(scope);
+    await frozenStore.housekeeping.sweep(scope);
     expect(wrongRecords(contentsOf(folder).records())).toEqual([]);
-    expect((await stuck.names(scope)).length).toBe(2);
+    expect((await frozenStore.names(scope)).length).toBe(2);
     expect(contentsOf(folder).unrecorded()).toEqual([]);
   });
 
   test.each(['create', 'rename'] as const)(
     'frozen half-way through: %s waits for one answer, not for two',
     async (verb) => {
-      const { stuck, freshExport, folder } = await stores();
-      const volume = await stuck.create(spec('a'), scope);
-      const at = { ...freshExport, options: { ...freshExport.options, timeout: '2s' }, instance: 'other' };
-      const freezing = interceptCalls(createConnect(systemClock()), async ({ procedure, make }) => {
+      const { frozenStore, freshExport, folder } = await openStores();
+      const volume = await frozenStore.create(spec('a'), scope);
+      const openOptions = { ...freshExport, options: { ...freshExport.options, timeout: '2s' }, instance: 'other' };
+      const connect = interceptCalls(createConnect(systemClock()), async ({ procedure, make }) => {
         if (procedure === (verb === 'create' ? 'mkdir' : 'rename')) await frozen.server.freeze();
         return make();
       });
-      const kind = createNfsStoreKind(systemClock(), freezing);
-      const lives = createProcesses();
-      const store = await openNfs({ ...at, kind, marks: lives('other') });
+      const kind = createNfsStoreKind(systemClock(), connect);
+      const processes = createProcesses();
+      const store = await openNfs({ ...openOptions, kind, marks: processes('other') });
       const want = spec('b', 'request');
-      const run = (on: FileStore): Promise<unknown> =>
-        verb === 'create' ? on.create(want, scope) : on.rename(volume, volumeName('b'), scope);
-      expect(await within(3_900, run(store))).toBe('deadline');
+      const runVerb = (target: FileStore): Promise<unknown> =>
+        verb === 'create' ? target.create(want, scope) : target.rename(volume, volumeName('b'), scope);
+      expect(await codeWithin(3_900, runVerb(store))).toBe('deadline');
       frozen.server.thaw();
-      const again = await openNfs({ ...at, marks: lives('other') });
-      await run(again);
-      await again.housekeeping.sweep(scope);
-      expect((await again.names(scope)).toSorted()).toEqual(verb === 'create' ? ['a', 'b'] : ['b']);
+      const reopened = await openNfs({ ...openOptions, marks: processes('other') });
+      await runVerb(reopened);
+      await reopened.housekeeping.sweep(scope);
+      expect((await reopened.names(scope)).toSorted()).toEqual(verb === 'create' ? ['a', 'b'] : ['b']);
       expect(wrongRecords(contentsOf(folder).records())).toEqual([]);
       await store.close();
-      await again.close();
+      await reopened.close();
     },
   );
 
   test('killed: verbs fail while it is away, and work again after its restart', async () => {
-    const { stuck } = await stores();
-    const made = await stuck.create(spec('a'), scope);
+    const { frozenStore } = await openStores();
+    const made = await frozenStore.create(spec('a'), scope);
     await frozen.server.kill();
-    expect(await within(answerTimeoutMs + timeoutMs, stuck.create(spec('b'), scope))).toMatch(
+    expect(await codeWithin(answerTimeoutMs + timeoutMs, frozenStore.create(spec('b'), scope))).toMatch(
       /^(unavailable|deadline)$/,
     );
     await frozen.server.restart();
-    // It may need longer for its first answers than this store waits.
-    await vi.waitFor(async () => expect((await stuck.label(made, { x: 'y' }, scope)).revision).toBe(2), 20_000);
-    expect((await stuck.create(spec('b'), scope)).name).toBe('b');
-    expect((await stuck.names(scope)).toSorted()).toEqual(['a', 'b']);
+    // The first replies after a restart may take longer than the timeout of this store.
+    await vi.waitFor(async () => expect((await frozenStore.label(made, { x: 'y' }, scope)).revision).toBe(2), 20_000);
+    expect((await frozenStore.create(spec('b'), scope)).name).toBe('b');
+    expect((await frozenStore.names(scope)).toSorted()).toEqual(['a', 'b']);
   });
 
   test('a store on a frozen server closes at once', async () => {
-    const { stuck } = await stores(20_000);
+    const { frozenStore } = await openStores(20_000);
     await frozen.server.freeze();
-    const waiting = codeOf(stuck.create(spec('a'), scope));
-    expect(await within(5_000, stuck.close())).toBe('done');
-    expect(await waiting).not.toBe('done');
+    const pendingCreate = codeOf(frozenStore.create(spec('a'), scope));
+    expect(await codeWithin(5_000, frozenStore.close())).toBe('done');
+    expect(await pendingCreate).not.toBe('done');
   });
 });
 
 test.skipIf(needs('go-nfs'))(
   'a server that forgets its handles when it is restarted is asked for new ones',
   async () => {
-    const path = folderOf('frozen');
+    const path = createFolder('frozen');
     await using server = await startGoNfs({ path, signal: scope.signal });
-    const store = await openImpatient({ uri: `nfs://${server.host}/`, options: portsOf(server) });
+    const store = await openWithTimeout({ uri: `nfs://${server.host}/`, options: portsOf(server) });
     const made = await store.create(spec('a'), scope);
     for (let round = 0; round < 2; round++) {
       await server.restart();
@@ -188,15 +191,15 @@ test.skipIf(needs('go-nfs'))(
 );
 
 test('a server with two addresses works while one of them is unreachable', async () => {
-  const parent = folderOf('fail-over');
+  const parent = createFolder('fail-over');
   const [directory, state] = [join(parent, 'exported'), join(parent, 'state')];
   mkdirSync(directory);
-  const about = { clock: systemClock(), directory, state, port: 0, path: '/', squash: 'none' } as const;
-  const server = await createNfsServer({ ...about, onError: () => undefined });
+  const serverOptions = { clock: systemClock(), directory, state, port: 0, path: '/', squash: 'none' } as const;
+  const server = await createNfsServer({ ...serverOptions, onError: () => undefined });
   onTestFinished(() => server.close());
   const hosts = [loopbackAddress(), loopbackAddress()] as const;
   const [port = 0] = await freePorts(hosts[0], 1);
-  const ways = [
+  const extraAddresses = [
     await openExtraAddress(hosts[0], port, server),
     await openExtraAddress(hosts[1], port, server),
   ] as const;
@@ -204,13 +207,13 @@ test('a server with two addresses works while one of them is unreachable', async
   const store = await openNfs({ uri: `nfs://${hosts.join(',')}/`, options });
   onTestFinished(() => store.close());
   const made = await store.create(spec('a'), scope);
-  expect([ways[0].used > 0, ways[1].used]).toEqual([true, 0]);
+  expect([extraAddresses[0].used > 0, extraAddresses[1].used]).toEqual([true, 0]);
 
-  // In the middle of twenty creations.
+  // Cut the first address during twenty creations.
   const creating = Promise.all(Array.from({ length: 20 }, (_, i) => store.create(spec(`v${i}`), scope)));
-  await ways[0].cut();
+  await extraAddresses[0].cut();
   expect(new Set((await creating).map(({ id }) => id)).size).toBe(20);
-  expect(ways[1].used).toBeGreaterThan(0);
+  expect(extraAddresses[1].used).toBeGreaterThan(0);
   expect((await store.label(made, { x: 'y' }, scope)).revision).toBe(2);
   expect((await store.names(scope)).length).toBe(21);
   expect(wrongRecords(contentsOf(directory).records())).toEqual([]);

@@ -13,28 +13,28 @@ export interface GuardTicksParts {
   comparesNanoseconds(): Promise<boolean>;
 }
 
-/** If the server's clock was set back by more than this, it won't reach the first time again soon. */
-const setBackSeconds = 60;
+/** If the server's clock was set back by more than this, it will not reach the first time again soon. */
+const maxSetBackSeconds = 60;
 /** Shorter than the timestamp granularity of most servers. */
 const tickMs = 2;
 
 export function createGuardTicks({ comparesNanoseconds }: GuardTicksParts): GuardTicks {
-  let known: Promise<boolean> | undefined;
+  let precision: Promise<boolean> | undefined;
 
-  const precise = (): Promise<boolean> => {
-    known ??= comparesNanoseconds().catch((cause: unknown) => {
-      known = undefined;
+  const isPrecise = (): Promise<boolean> => {
+    precision ??= comparesNanoseconds().catch((cause: unknown) => {
+      precision = undefined;
       throw cause;
     });
-    return known;
+    return precision;
   };
 
   return {
     isPast: async (first, second, isOurs) => {
       const seconds = second.seconds - first.seconds;
-      if (seconds > 0 || seconds < -setBackSeconds) return true;
+      if (seconds > 0 || seconds < -maxSetBackSeconds) return true;
       if (seconds === 0 && second.nanoseconds === first.nanoseconds) return false;
-      return isOurs || (await precise());
+      return isOurs || (await isPrecise());
     },
     pauseMs: (first, second) =>
       first.seconds === second.seconds && first.nanoseconds !== second.nanoseconds

@@ -52,13 +52,13 @@ describe('one directory, as a local store and over NFS', () => {
 test('deletes a volume that another host has just renamed', async () => {
   const folder = await newFolder();
   const exported = { folder, uri: 'nfs://nowhere/export', options: {}, [Symbol.asyncDispose]: async () => undefined };
-  const under = await nfsStore(exported, {}, connectToDisk(folder));
-  const other = await under.another('instance-2');
-  const made = await under.store.create(volumeSpec('a'), scope);
+  const storeUnderTest = await nfsStore(exported, {}, connectToDisk(folder));
+  const other = await storeUnderTest.another('instance-2');
+  const made = await storeUnderTest.store.create(volumeSpec('a'), scope);
   await other.rename(made, volumeName('b'), scope);
-  await under.store.delete(made, scope);
+  await storeUnderTest.store.delete(made, scope);
   expect(existsSync(join(folder, 'b'))).toBe(false);
-  expect(await under.store.names(scope)).toEqual([]);
+  expect(await storeUnderTest.store.names(scope)).toEqual([]);
 });
 
 test('a store opens through its second address if the first accepts connections and does not answer', async () => {
@@ -92,8 +92,8 @@ test('a write to a server that keeps no data ends with an error', async () => {
   const folder = await newFolder();
   let writes = 0;
   let verifier = 0n;
-  const connect: Connect = async (...about) => {
-    const session = await connectToDisk(folder)(...about);
+  const connect: Connect = async (...args) => {
+    const session = await connectToDisk(folder)(...args);
     const nfs: NfsClient = {
       ...session.nfs,
       write: async (...args) => {

@@ -38,11 +38,11 @@ async function startHost(): Promise<Host> {
   return Object.assign(host, { store: await openNfs({ uri: 'nfs://nowhere/export', kind }) });
 }
 
-/** The store has no room for new files; each time that this turns out, so much time has passed. */
-function fill(host: Host, passMs: number): () => number {
+/** Denies new files with NOSPC three times, and advances the clock each time. */
+function denyNewFiles(host: Host, passMs: number): () => number {
   let refusals = 0;
   host.hook = ({ procedure, args, make }) => {
-    // Lock files are called by the volume's id: there is room for those.
+    // Lock files are named by the volume's id. Allow those.
     if (procedure !== 'create' || String(args[1]).startsWith('sv1-')) return make();
     refusals++;
     host.clock.pass(passMs);
@@ -57,7 +57,7 @@ describe('the limit of a verb on a shared store', () => {
     const volume = await host.store.create(volumeSpec('a'), scope);
     await host.store.housekeeping.reclaim(scope);
     expect(readdirSync(join(folder, '.stowage', 'reserve'))).toHaveLength(8);
-    const refusals = fill(host, 20_000);
+    const refusals = denyNewFiles(host, 20_000);
     await expect(host.store.trash.put(volume, keptForAWeek(1), scope)).rejects.toMatchObject({ code: 'deadline' });
     expect(refusals()).toBeGreaterThan(1);
     expect(existsSync(join(folder, 'a'))).toBe(true);
@@ -68,17 +68,17 @@ describe('the limit of a verb on a shared store', () => {
     const host = await startHost();
     const volume = await host.store.create(volumeSpec('a'), scope);
     await host.store.housekeeping.reclaim(scope);
-    const refusals = fill(host, 1_000);
+    const refusals = denyNewFiles(host, 1_000);
     await host.store.trash.put(volume, keptForAWeek(1), scope);
     expect(refusals()).toBe(4);
     expect(existsSync(join(folder, 'a'))).toBe(false);
   });
 
-  test('counts what the store looked up before a rename took the new name', async () => {
+  test('includes the time that passes before a rename takes the new name', async () => {
     const host = await startHost();
     const volume = await host.store.create(volumeSpec('a'), scope);
     let isHeld = false;
-    // The lock is taken, and the record is read after it.
+    // The verb takes the lock, then reads the record.
     host.hook = async ({ procedure, make }) => {
       const answer = await make();
       if (procedure === 'create' || procedure === 'setattr') isHeld = true;

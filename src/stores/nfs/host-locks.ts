@@ -7,7 +7,7 @@ import { isFreeMark } from './lock-marks.ts';
 import { createStaleFileWatch } from './stale-file-watch.ts';
 import { createVolumeLocks, deadLock, type TakenLock, type VolumeLocksParts } from './volume-locks.ts';
 
-/** Longer than the time after which the creator of a record stops by itself: see `presumedDeadMs`. */
+/** Longer than the time after which the creator of a record gives up: see `presumedDeadMs`. */
 const deadRecord = { afterMs: presumedDeadMs, steadyMs: 2_000 } as const;
 const lockTimeoutMs = 15_000;
 const lockRetryMs = 100;
@@ -27,7 +27,7 @@ export function createHostLocks(parts: HostLocksParts): HostLocks {
   const watch = createStaleFileWatch(clock);
   const locks = createVolumeLocks({ ...parts, watch });
   /** Volumes that we have locked, and whether the release keeps their lock files. */
-  const holdings = new Map<VolumeId, { readonly taken: TakenLock; after: 'keep' | 'remove' }>();
+  const heldVolumes = new Map<VolumeId, { readonly taken: TakenLock; after: 'keep' | 'remove' }>();
 
   async function retryUntilLocked<T>(
     id: VolumeId,
@@ -37,7 +37,7 @@ export function createHostLocks(parts: HostLocksParts): HostLocks {
     for (const since = clock.elapsed(); ; ) {
       const result = await attempt();
       if (result !== undefined) return result;
-      if (clock.elapsed() - since > lockTimeoutMs) throw locked(id, store);
+      if (clock.elapsed() - since > lockTimeoutMs) throw volumeLocked(id, store);
       await clock.sleep(lockRetryMs, signal);
     }
   }
@@ -66,9 +66,9 @@ export function createHostLocks(parts: HostLocksParts): HostLocks {
         const taken = await lock(id, signal);
         since = Math.min(since, taken.since);
         const holding = { taken, after: 'keep' as 'keep' | 'remove' };
-        holdings.set(id, holding);
+        heldVolumes.set(id, holding);
         stack.defer(async () => {
-          holdings.delete(id);
+          heldVolumes.delete(id);
           // After this time another host may have taken the lock over. Don't remove its lock file.
           const isLate = clock.elapsed() - taken.since > presumedDeadMs;
           await locks.release(taken, isLate ? 'keep' : holding.after);
@@ -78,7 +78,7 @@ export function createHostLocks(parts: HostLocksParts): HostLocks {
       return { since, [Symbol.asyncDispose]: () => held.disposeAsync() };
     },
     forget: (id, why) => {
-      const holding = holdings.get(id);
+      const holding = heldVolumes.get(id);
       if (holding !== undefined && (why === 'gone' || holding.taken.isNew)) holding.after = 'remove';
     },
     holderOf: async (id) => {
@@ -101,7 +101,7 @@ export function createHostLocks(parts: HostLocksParts): HostLocks {
   };
 }
 
-function locked(id: string, store: string): StowageError {
+function volumeLocked(id: string, store: string): StowageError {
   return new StowageError(`another Stowage instance is working on volume ${id} in store ${store}`, {
     code: 'busy',
     reason: 'volume-locked-elsewhere',

@@ -15,38 +15,38 @@ import { type CallInterceptor, crashableProcess, interceptCalls, shortWaitClock 
 import { keptForAWeek } from '#testing/trash-retention.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
-// Two hosts, one verb each: the first is stopped before each of its calls to the server in turn, the second does its
-// whole work meanwhile (or as much as it can without the first), then the first goes on. Whatever they answer, no data
-// may be lost without a deletion, no volume may exist twice, and no record may be wrong.
+// Two hosts run one verb each. The first host is suspended before each of its calls to the server in turn. Meanwhile the
+// second host runs its verb, to the end or until it waits for the first; then the first continues. Whatever the results are,
+// no data may be lost without a deletion, no volume may exist twice, and every record must be valid.
 
 interface Outcome {
   readonly volume?: Volume;
   readonly error?: StowageError;
 }
 
-/** What lies there at the beginning: each has a file that tells its data from any others. */
-interface Setting {
+/** The volumes at the start. Each contains a file that identifies its data. */
+interface PreparedVolumes {
   readonly a: Volume;
   readonly trashed: Volume;
   readonly released: Volume;
 }
 
-type Verb = (store: FileStore, setting: Setting, host: string) => Promise<unknown>;
+type Verb = (store: FileStore, setting: PreparedVolumes, host: string) => Promise<unknown>;
 
-/** Of a process that was the first host before. */
-const dead = newProcessMark();
+/** The mark of an earlier process of the first host. */
+const earlierMark = newProcessMark();
 
 let folder: string;
 let first: FileStore;
 let second: FileStore;
 let witness: FileStore;
-/** Stops the first host before that call, and returns when it goes on. */
+/** Suspends the first host before call `at`, until `goOn` resolves. */
 let stop: { readonly at: number; readonly reached: () => void; readonly goOn: Promise<void> } | undefined;
 let calls = 0;
 let resume: () => void = () => undefined;
-let setting: Setting;
-let layAll: () => void;
-let layAgain: () => void;
+let setting: PreparedVolumes;
+let resetToPrepared: () => void;
+let resetFolder: () => void;
 
 const hook: CallInterceptor = async ({ make }) => {
   if (stop !== undefined && ++calls === stop.at) {
@@ -65,10 +65,10 @@ beforeAll(async () => {
       uri: 'nfs://nowhere/export',
       instance,
       kind,
-      marks: { own: newProcessMark(), dead: instance === 'first' ? [dead] : [] },
+      marks: { own: newProcessMark(), dead: instance === 'first' ? [earlierMark] : [] },
     });
   first = await open('first', createNfsStoreKind(shortWaitClock(clock), interceptCalls(connect, hook)));
-  // When it waits, it waits for the first.
+  // When the second host waits, it waits for the first, so let the first continue.
   second = await open(
     'second',
     createNfsStoreKind(
@@ -80,15 +80,15 @@ beforeAll(async () => {
 });
 beforeAll(async () => {
   setting = await setUp();
-  layAll = snapshotOf(folder);
-  layAgain = layAll;
+  resetToPrepared = snapshotOf(folder);
+  resetFolder = resetToPrepared;
 });
 afterAll(() => rmSync(folder, { recursive: true, force: true }));
 
-const name = volumeName;
-const spec = (called: string, requestId: string, host = 'witness'): VolumeSpec => ({
+const volumeNameOf = volumeName;
+const spec = (name: string, requestId: string, host = 'witness'): VolumeSpec => ({
   id: newVolumeId(),
-  name: name(called),
+  name: volumeNameOf(name),
   bytes: undefined,
   access: 'filesystem',
   labels: {},
@@ -97,15 +97,15 @@ const spec = (called: string, requestId: string, host = 'witness'): VolumeSpec =
   instance: host,
 });
 
-async function made(called: string): Promise<Volume> {
-  const volume = await witness.create(spec(called, `made ${called}`, 'first'), scope);
-  writeFileSync(join(folder, called, 'file'), volume.id);
+async function createFilled(name: string): Promise<Volume> {
+  const volume = await witness.create(spec(name, `made ${name}`, 'first'), scope);
+  writeFileSync(join(folder, name, 'file'), volume.id);
   return volume;
 }
 
-async function setUp(): Promise<Setting> {
-  const [a, trashed, released] = [await made('a'), await made('t'), await made('r')];
-  // Expired at once, for the first host alone.
+async function setUp(): Promise<PreparedVolumes> {
+  const [a, trashed, released] = [await createFilled('a'), await createFilled('t'), await createFilled('r')];
+  // The entry expires at once. Only the first host may purge it.
   await first.trash.put(trashed, { deletedAt: 1, retention: 0 }, scope);
   await witness.adoption.release(released, scope);
   mkdirSync(join(folder, 'd'));
@@ -113,7 +113,7 @@ async function setUp(): Promise<Setting> {
   return { a, trashed, released };
 }
 
-const unable = (): never => {
+const failWithoutUses = (): never => {
   throw new Error('this store has no use records');
 };
 
@@ -123,25 +123,26 @@ const verbs: Readonly<Record<string, Verb>> = {
   'create a again': (store, _, host) => store.create(spec('a', 'made a', host), scope),
   'create another a': (store, _, host) => store.create(spec('a', `create by ${host}`, host), scope),
   'delete a': (store, { a }) => store.delete(a, scope),
-  'rename a to n': (store, { a }) => store.rename(a, name('n'), scope),
-  'rename a to m': (store, { a }) => store.rename(a, name('m'), scope),
+  'rename a to n': (store, { a }) => store.rename(a, volumeNameOf('n'), scope),
+  'rename a to m': (store, { a }) => store.rename(a, volumeNameOf('m'), scope),
   'label a': (store, { a }, host) => store.label(a, { [host]: 'was here' }, scope),
   'release a': (store, { a }) => store.adoption.release(a, scope),
   'put a into the trash': (store, { a }) => store.trash.put(a, keptForAWeek(2), scope),
   'restore t': (store, { trashed }) => store.trash.restore(trashed.id, trashed.name, scope),
-  'restore t as n': (store, { trashed }) => store.trash.restore(trashed.id, name('n'), scope),
+  'restore t as n': (store, { trashed }) => store.trash.restore(trashed.id, volumeNameOf('n'), scope),
   'purge t': (store, { trashed }) => store.trash.purge(trashed.id, scope),
   'expire t': (store, { trashed }) => store.trash.purgeExpired(trashed.id, scope),
-  'adopt r': (store, _, host) => store.adoption.adopt(name('r'), spec('r', `adopt by ${host}`, host), scope),
-  'adopt d': (store, _, host) => store.adoption.adopt(name('d'), spec('d', `adopt by ${host}`, host), scope),
-  'adopt n': (store, _, host) => store.adoption.adopt(name('n'), spec('n', `adopt by ${host}`, host), scope),
-  'use a': (store, { a }, host) => store.uses?.put(a, { host, node: host as NodeName, users: [] }, scope) ?? unable(),
-  'write to a': (store, { a }, host) => store.uses?.takeWriter(a, host, scope) ?? unable(),
+  'adopt r': (store, _, host) => store.adoption.adopt(volumeNameOf('r'), spec('r', `adopt by ${host}`, host), scope),
+  'adopt d': (store, _, host) => store.adoption.adopt(volumeNameOf('d'), spec('d', `adopt by ${host}`, host), scope),
+  'adopt n': (store, _, host) => store.adoption.adopt(volumeNameOf('n'), spec('n', `adopt by ${host}`, host), scope),
+  'use a': (store, { a }, host) =>
+    store.uses?.put(a, { host, node: host as NodeName, users: [] }, scope) ?? failWithoutUses(),
+  'write to a': (store, { a }, host) => store.uses?.takeWriter(a, host, scope) ?? failWithoutUses(),
   sweep: (store) => store.housekeeping.sweep(scope),
   reclaim: (store) => store.housekeeping.reclaim(scope),
 };
 
-const outcome = async (work: Promise<unknown>): Promise<Outcome> => {
+const outcomeOf = async (work: Promise<unknown>): Promise<Outcome> => {
   try {
     const answer = await work;
     return typeof answer === 'object' ? { volume: answer as Volume } : {};
@@ -151,8 +152,8 @@ const outcome = async (work: Promise<unknown>): Promise<Outcome> => {
   }
 };
 
-/** What can be wrong, in words. */
-function faults({ a, trashed, released }: Setting, outcomes: readonly Outcome[], destroyed: readonly string[]) {
+/** Describes all inconsistencies of the store. */
+function faults({ a, trashed, released }: PreparedVolumes, outcomes: readonly Outcome[], destroyed: readonly string[]) {
   const contents = contentsOf(folder);
   const all = contents.records();
   const found = wrongRecords(all);
@@ -161,18 +162,18 @@ function faults({ a, trashed, released }: Setting, outcomes: readonly Outcome[],
   if (!contents.has('planted')) found.push('planted data are lost');
   for (const { volume, error } of outcomes) {
     const isThere = volume === undefined || all.some(({ id }) => id === volume.id) || destroyed.includes(volume.id);
-    if (!isThere) found.push(`${volume.name} (${volume.id}) was answered, and is not there`);
+    if (!isThere) found.push(`${volume.name} (${volume.id}) was returned, but does not exist`);
     if (error !== undefined && !['exists', 'not-found', 'busy', 'in-use'].includes(error.code))
       found.push(`${error.code}: ${error.message}`);
   }
-  // Released data lie where they were, also where another host had renamed them to.
+  // Released data stay where they are, possibly under a name that the other host gave them.
   const retained = all
     .filter(({ at }) => at === 'retained')
     .flatMap(({ id }) => ['a', 'n', 'r'].map((name) => `${name}: ${id}`));
   const expected = ['d: planted', ...retained];
   for (const entry of contents.unrecorded()) if (!expected.includes(entry)) found.push(`without a record: ${entry}`);
   const isLive = (id: string): boolean => all.some((one) => one.id === id && one.at.endsWith('.meta'));
-  for (const id of contents.own('users')) if (!isLive(id)) found.push(`${id} is in use, and not there`);
+  for (const id of contents.own('users')) if (!isLive(id)) found.push(`${id} has a use record, but does not exist`);
   for (const entry of contents.heldLocks()) found.push(`left locked: ${entry}`);
   for (const entry of contents.own('tmp')) found.push(`left in tmp: ${entry}`);
   return found;
@@ -183,50 +184,50 @@ const maxCalls = 80;
 interface Case {
   readonly one: string;
   readonly other: string;
-  /** Besides what the two verbs destroy. */
-  readonly destroyed: readonly string[];
-  /** Before it is looked at whether all is well. */
-  readonly afterwards: () => Promise<void>;
+  /** Ids that may be lost in addition to those that the two verbs destroy. */
+  readonly expectedLosses: readonly string[];
+  /** Runs before the store is checked. */
+  readonly cleanUp: () => Promise<void>;
 }
 
-const destroys = (verb: string): string[] =>
+const idsDestroyedBy = (verb: string): string[] =>
   verb === 'delete a' ? [setting.a.id] : ['purge t', 'expire t'].includes(verb) ? [setting.trashed.id] : [];
 
-/** Stops the first host before each of its calls, one after the other. */
-async function interleave({ one, other, destroyed, afterwards }: Case): Promise<void> {
+/** Runs the two verbs once for each call of the first host, and suspends the first host before that call. */
+async function interleave({ one, other, expectedLosses, cleanUp }: Case): Promise<void> {
   for (let at = 1; at < maxCalls; at++) {
-    layAgain();
+    resetFolder();
     const reached = Promise.withResolvers<void>();
     const goOn = Promise.withResolvers<void>();
     resume = goOn.resolve;
     calls = 0;
     stop = { at, reached: reached.resolve, goOn: goOn.promise };
-    const [verb, inside] = [verbs[one] as Verb, verbs[other] as Verb];
-    const outer = outcome(verb(first, setting, 'first'));
+    const [verb, otherVerb] = [verbs[one] as Verb, verbs[other] as Verb];
+    const outer = outcomeOf(verb(first, setting, 'first'));
     await Promise.race([reached.promise, outer]);
     const isOver = calls < at;
-    const inner = outcome(inside(second, setting, 'second'));
+    const inner = outcomeOf(otherVerb(second, setting, 'second'));
     await Promise.race([inner, goOn.promise]);
     goOn.resolve();
     const outcomes = await Promise.all([outer, inner]);
     stop = undefined;
-    await afterwards();
-    const told = outcomes.map(({ volume, error }) => volume?.name ?? error?.reason ?? 'done');
-    // Who was refused has destroyed nothing.
-    const done = [one, other].filter((_, i) => outcomes[i]?.error?.code !== 'in-use');
-    // Who got it out of the trash has it.
-    const isOut = outcomes.some(({ volume }) => volume?.id === setting.trashed.id);
-    const mayBeGone = done.flatMap(destroys).filter((id) => !isOut || id !== setting.trashed.id);
-    const wrong = faults(setting, outcomes, [...destroyed, ...mayBeGone]);
-    expect(wrong, `stopped before call ${at}; answers: ${told.join(', ')}`).toEqual([]);
+    await cleanUp();
+    const answers = outcomes.map(({ volume, error }) => volume?.name ?? error?.reason ?? 'done');
+    // A verb that was refused has destroyed nothing.
+    const succeeded = [one, other].filter((_, i) => outcomes[i]?.error?.code !== 'in-use');
+    // A restored volume must exist, even if the other verb purges it.
+    const isRestored = outcomes.some(({ volume }) => volume?.id === setting.trashed.id);
+    const destroyedIds = succeeded.flatMap(idsDestroyedBy).filter((id) => !isRestored || id !== setting.trashed.id);
+    const foundFaults = faults(setting, outcomes, [...expectedLosses, ...destroyedIds]);
+    expect(foundFaults, `stopped before call ${at}; answers: ${answers.join(', ')}`).toEqual([]);
     if (isOver) return;
   }
   throw new Error('it never ends');
 }
 
-const whole = { destroyed: [], afterwards: async () => undefined };
+const withoutLosses = { expectedLosses: [], cleanUp: async () => undefined };
 
-const each = [
+const commonVerbs = [
   'create n',
   'create n, the same request',
   'create a again',
@@ -237,8 +238,8 @@ const each = [
   'restore t as n',
   'sweep',
 ];
-describe.each(each)('%s, and inside it', (one) => {
-  test.each(each)('%s', (other) => interleave({ ...whole, one, other }));
+describe.each(commonVerbs)('%s, interrupted by', (one) => {
+  test.each(commonVerbs)('%s', (other) => interleave({ ...withoutLosses, one, other }));
 });
 
 test.each([
@@ -271,57 +272,57 @@ test.each([
   ['write to a', 'delete a'],
   ['write to a', 'put a into the trash'],
   ['write to a', 'write to a'],
-])('%s, and inside it %s; and the other way round', async (one, other) => {
-  await interleave({ ...whole, one, other });
-  await interleave({ ...whole, one: other, other: one });
+])('%s, interrupted by %s, and vice versa', async (one, other) => {
+  await interleave({ ...withoutLosses, one, other });
+  await interleave({ ...withoutLosses, one: other, other: one });
 });
 
-/** The first host was killed in the middle of something, so many calls before its end, and has been started again. */
+/** The first host was killed `callsLeft` calls before the end of a verb, and was restarted. */
 describe.each([
   ['rename a to n', 2, ['create n', 'rename a to m', 'restore t as n', 'adopt n', 'sweep']],
   ['rename a to n, whose name was then given up', 2, ['create n', 'rename a to m', 'restore t as n', 'delete a']],
   ['restore t as n', 3, ['create n', 'restore t', 'adopt n', 'sweep', 'expire t', 'purge t']],
   ['delete a', 2, ['create a again', 'delete a', 'put a into the trash', 'use a', 'sweep']],
   ['put a into the trash', 2, ['create a again', 'delete a', 'put a into the trash', 'use a', 'sweep']],
-] as const)('after a death in the middle of: %s', (died, callsLeft, some) => {
-  const destroyed = (): string[] => destroys(died);
+] as const)('after the first host was killed during: %s', (crashedVerb, callsLeft, laterVerbs) => {
+  const expectedLosses = (): string[] => idsDestroyedBy(crashedVerb);
 
   beforeAll(async () => {
-    layAgain = layAll;
-    layAgain();
-    const verb = verbs[died.replace(/,.*/, '')] as Verb;
-    const once = crashableProcess(connectToDisk(folder));
+    resetFolder = resetToPrepared;
+    resetFolder();
+    const verb = verbs[crashedVerb.replace(/,.*/, '')] as Verb;
+    const crashable = crashableProcess(connectToDisk(folder));
     const open = (): Promise<FileStore> =>
       openNfs({
         uri: 'nfs://nowhere/export',
         instance: 'first',
-        marks: { own: dead, dead: [] },
+        marks: { own: earlierMark, dead: [] },
         // By a clock of its own: on a busy machine the renewal of a lock would be one call more.
-        kind: createNfsStoreKind(shortWaitClock(systemClock()), once.connect),
+        kind: createNfsStoreKind(shortWaitClock(systemClock()), crashable.connect),
       });
     const counting = await open();
-    once.dieAt(-1, 'before');
+    crashable.dieAt(-1, 'before');
     await verb(counting, setting, 'first');
-    const needed = once.calls;
-    layAgain();
+    const callCount = crashable.calls;
+    resetFolder();
     const dying = await open();
-    once.dieAt(needed - callsLeft + 1, 'before');
-    await outcome(verb(dying, setting, 'first'));
-    expect(once.isDead).toBe(true);
-    // How long that keeps others waiting is another test's business.
+    crashable.dieAt(callCount - callsLeft + 1, 'before');
+    await outcomeOf(verb(dying, setting, 'first'));
+    expect(crashable.isDead).toBe(true);
+    // Remove the locks of the dead host: locks.test.ts tests how long other hosts wait for them.
     rmSync(join(folder, '.stowage', 'locks'), { recursive: true });
     mkdirSync(join(folder, '.stowage', 'locks'));
-    if (died.endsWith('given up')) rmSync(join(folder, 'n.meta'));
-    layAgain = snapshotOf(folder);
+    if (crashedVerb.endsWith('given up')) rmSync(join(folder, 'n.meta'));
+    resetFolder = snapshotOf(folder);
   });
 
-  describe.each(some)('%s, and inside it', (one) => {
-    test.each(some)('%s', (other) =>
+  describe.each(laterVerbs)('%s, interrupted by', (one) => {
+    test.each(laterVerbs)('%s', (other) =>
       interleave({
         one,
         other,
-        destroyed: destroyed(),
-        afterwards: async () => {
+        expectedLosses: expectedLosses(),
+        cleanUp: async () => {
           await first.housekeeping.sweep(scope);
           await first.housekeeping.reclaim(scope);
         },

@@ -30,13 +30,13 @@ import { createWriteAccessCheck } from './write-access.ts';
 export function createNfsStoreKind(
   clock: Clock = systemClock(),
   connect: Connect = createConnect(clock),
-  connectAfresh: () => Connect = () => createConnect(clock),
+  createSeparateConnect: () => Connect = () => createConnect(clock),
 ): FileStoreKind {
   const removeLeftovers = createRemoveLeftovers(clock);
-  const ways: KindParts = {
+  const kindParts: KindParts = {
     clock,
     connect,
-    connectAfresh,
+    createSeparateConnect,
     shared: createSharedChecks(),
     removeLeftovers,
     marks: { own: newProcessMark(), dead: [] },
@@ -52,7 +52,7 @@ export function createNfsStoreKind(
     open: async (config, policy, context, scope) => {
       try {
         scope.signal.throwIfAborted();
-        return await open(config, policy, context, ways, scope);
+        return await open(config, policy, context, kindParts, scope);
       } catch (cause) {
         throw stowageError(cause);
       }
@@ -60,7 +60,7 @@ export function createNfsStoreKind(
     probe: async (config, { readOnly }, scope, from) => {
       const given = parseOptions(config.uri, config.options);
       const options = from === undefined ? given : { ...given, network: from };
-      return await runCheck(ways, config, { options, store: config.name, readOnly }, scope);
+      return await runCheck(kindParts, config, { options, store: config.name, readOnly }, scope);
     },
   };
 }
@@ -69,8 +69,8 @@ interface KindParts {
   readonly clock: Clock;
   /** Stores share its connections. */
   readonly connect: Connect;
-  /** Makes connections of its own, without any earlier state. */
-  readonly connectAfresh: () => Connect;
+  /** Creates a `Connect` with its own connections and no earlier state. */
+  readonly createSeparateConnect: () => Connect;
   readonly shared: ReturnType<typeof createSharedChecks>;
   readonly removeLeftovers: RemoveLeftovers;
   /** The marks of this process, unless the caller gives others. */
@@ -79,22 +79,29 @@ interface KindParts {
 }
 
 const runCheck = (
-  { clock, connect, connectAfresh, shared, removeLeftovers }: KindParts,
+  { clock, connect, createSeparateConnect, shared, removeLeftovers }: KindParts,
   { uri, options: given }: StoreConfig,
-  about: Pick<CheckParts, 'options' | 'store' | 'readOnly'>,
+  checkOptions: Pick<CheckParts, 'options' | 'store' | 'readOnly'>,
   scope: Scope,
 ): ReturnType<Store['check']> => {
   // A single source port allows no second connection.
-  const isSingle = typeof about.options.sourcePorts === 'number' && about.options.network === given['network'];
-  const same = JSON.stringify([about.store, uri, given, about.options.network, about.readOnly]);
+  const hasSinglePort =
+    typeof checkOptions.options.sourcePorts === 'number' && checkOptions.options.network === given['network'];
+  const checkKey = JSON.stringify([
+    checkOptions.store,
+    uri,
+    given,
+    checkOptions.options.network,
+    checkOptions.readOnly,
+  ]);
   const parts: Omit<CheckParts, 'connect'> = {
-    ...about,
+    ...checkOptions,
     clock,
-    removeLeftovers: (...checked) => removeLeftovers(same, ...checked),
+    removeLeftovers: (...checked) => removeLeftovers(checkKey, ...checked),
   };
   const check = (signal: AbortSignal) =>
-    checkNfs({ ...parts, connect: isSingle ? connect : connectAfresh() }, { ...scope, signal });
-  return shared(same, check, scope.signal).catch((cause: unknown) => {
+    checkNfs({ ...parts, connect: hasSinglePort ? connect : createSeparateConnect() }, { ...scope, signal });
+  return shared(checkKey, check, scope.signal).catch((cause: unknown) => {
     throw stowageError(cause);
   });
 };
@@ -103,13 +110,13 @@ async function open(
   config: StoreConfig,
   { readOnly }: StorePolicy,
   context: StoreContext,
-  ways: KindParts,
+  kindParts: KindParts,
   scope: Scope,
 ): Promise<FileStore> {
   const options = parseOptions(config.uri, config.options);
   const store = config.name;
-  const { clock, connect, held } = ways;
-  const marks = context.marks ?? ways.marks;
+  const { clock, connect, held } = kindParts;
+  const marks = context.marks ?? kindParts.marks;
   const storeRoot = await openNfsStoreRoot({ options, store, context, clock, connect, readOnly, marks, held }, scope);
   const { uid, gid, mode, pathTemplate } = options;
   const quotas = createQuotas(storeRoot);
@@ -118,7 +125,7 @@ async function open(
     clock,
     make: (path) => storeRoot.files.mkdir(path, { mode, uid, gid }),
     source: async (path, volume) => {
-      const quota = readOnly ? undefined : await quotas.of(volume);
+      const quota = readOnly ? undefined : await quotas.quotaOf(volume);
       return sourceOf({ options, readOnly, storeRoot, quota }, path, await storeRoot.files.handle(path));
     },
     paths: pathTemplate,
@@ -131,9 +138,9 @@ async function open(
     changedByOthers: readOnly ? {} : createChangeMarks(parts),
     sources: ['nfs'],
     ...(readOnly ? {} : { checkWritable: createWriteAccessCheck(storeRoot, options) }),
-    // With squash=all a mount shows the group that is wanted, so no file needs to change.
+    // With squash=all a mount shows the requested group, so no file needs to change.
     ...(readOnly || options.squash === 'all' ? {} : { chownToGroup: createChownToGroup(storeRoot, options) }),
-    check: (at) => runCheck(ways, config, { options, store, readOnly }, at),
+    check: (checkScope) => runCheck(kindParts, config, { options, store, readOnly }, checkScope),
     identityOfSubdirectory: async (path) =>
       (await readIdentity(storeRoot.files, `${storeRoot.root}/${path}/.stowage/store.json`))?.uuid,
     ping: ({ signal }) =>
@@ -146,21 +153,21 @@ async function open(
 }
 
 /** Without an answer after this time, check whether the server closes every connection at once. */
-const hangUpMs = 500;
+const hangUpCheckAfterMs = 500;
 /** The server may have started to answer in the meantime. */
-const graceMs = 250;
+const answerGraceMs = 250;
 
 /** Fails early if the server closes every connection at once, so that callers with short deadlines can distinguish that from silence. */
-async function ping({ nfs, findHangUp }: Session, within: ProbeLimits, clock: Clock): Promise<void> {
-  const answered = nfs.null(within);
-  if (!(await endsWithin(answered, hangUpMs, clock))) {
-    const first = await Promise.race([findHangUp(within.signal), endsWithin(answered, within.deadlineMs, clock)]);
-    if (first instanceof Error && !(await endsWithin(answered, graceMs, clock))) throw first;
+async function ping({ nfs, findHangUp }: Session, limits: ProbeLimits, clock: Clock): Promise<void> {
+  const answer = nfs.null(limits);
+  if (!(await endsWithin(answer, hangUpCheckAfterMs, clock))) {
+    const hangUp = await Promise.race([findHangUp(limits.signal), endsWithin(answer, limits.deadlineMs, clock)]);
+    if (hangUp instanceof Error && !(await endsWithin(answer, answerGraceMs, clock))) throw hangUp;
   }
   try {
-    await answered;
+    await answer;
   } catch (cause) {
-    throw (await findHangUp(within.signal)) ?? cause;
+    throw (await findHangUp(limits.signal)) ?? cause;
   }
 }
 
@@ -172,7 +179,11 @@ interface SourceParts {
 }
 
 /** Everything that a client needs to mount the volume. */
-function sourceOf({ options, readOnly, storeRoot, quota }: SourceParts, at: string, handle: FileHandle): Source {
+function sourceOf(
+  { options, readOnly, storeRoot, quota }: SourceParts,
+  volumePath: string,
+  handle: FileHandle,
+): Source {
   const { root, session } = storeRoot;
   const { addresses, port } = session;
   const { hosts, path, client, mountPort, connections, sourcePorts, tls, network, squash, locks } = options;
@@ -180,7 +191,7 @@ function sourceOf({ options, readOnly, storeRoot, quota }: SourceParts, at: stri
   return {
     kind: 'nfs',
     hosts,
-    path: `${path === '/' ? '' : path}${at.slice(root.length)}`,
+    path: `${path === '/' ? '' : path}${volumePath.slice(root.length)}`,
     way: {
       client,
       addresses,

@@ -6,29 +6,29 @@ import { createGuardTicks } from './guard-ticks.ts';
 import { createLockFile, ctimeOf, type FoundFile, type LockFile, type LockIo } from './lock-file.ts';
 import { createMarks, isFreeMark, newProcessMark } from './lock-marks.ts';
 
-// The protocol of docs/designs/store-locks.md against a server that is only a model: its clock has coarse ticks, it may
-// compare guards badly, and calls are executed when the test says so, once or twice.
+// Tests the protocol of docs/designs/store-locks.md with a model of a server. Its clock has coarse ticks, it may compare
+// guards to the second only, and the test decides when it executes each call, once or twice.
 
-interface Kind {
-  /** How far its clock moves at a time, in nanoseconds. */
-  readonly tick: number;
-  /** Linux before 6.9. */
+interface ServerModel {
+  /** The granularity of its clock in nanoseconds. */
+  readonly tickNs: number;
+  /** Whether it compares guards to the second only, as Linux before 6.9 does. */
   readonly comparesSeconds: boolean;
-  /** Compares first, and changes the file later: nfs-ganesha, and Linux before 6.9. */
+  /** False: it compares the guard first and changes the file later, as nfs-ganesha and Linux before 6.9 do. */
   readonly isAtomic: boolean;
 }
 
 const handle = Buffer.from('lock') as FileHandle;
 const second = 1_000_000_000n;
 
-/** One lock file on a server. Every call waits for its turns, which `run` gives in an order that the test chooses. */
-function createServer({ tick, comparesSeconds, isAtomic }: Kind) {
+/** One lock file on a server. Every call waits for its turns, which the test grants with `runTurn` in any order. */
+function createServer({ tickNs, comparesSeconds, isAtomic }: ServerModel) {
   let now = 1_800_000_000n * second;
   let ctime = now;
   const times = { atime: 1, atimeNs: 500_000, mtime: 1, mtimeNs: 500_000 };
-  const waiting: (() => void)[] = [];
-  const turn = (): Promise<void> => new Promise((resolve) => waiting.push(resolve));
-  const stamp = (): bigint => now - (now % BigInt(tick));
+  const pendingTurns: (() => void)[] = [];
+  const waitForTurn = (): Promise<void> => new Promise((resolve) => pendingTurns.push(resolve));
+  const currentTick = (): bigint => now - (now % BigInt(tickNs));
 
   const attributes = (): Attributes => ({
     type: fileType.regular,
@@ -47,59 +47,59 @@ function createServer({ tick, comparesSeconds, isAtomic }: Kind) {
     ctimeNs: Number(ctime % second),
   });
 
-  const fits = ({ seconds, nanoseconds }: Time): boolean => {
-    const is = attributes();
-    return seconds === is.ctime && (comparesSeconds || nanoseconds === is.ctimeNs);
+  const guardMatches = ({ seconds, nanoseconds }: Time): boolean => {
+    const current = attributes();
+    return seconds === current.ctime && (comparesSeconds || nanoseconds === current.ctimeNs);
   };
 
   function change({ atime, mtime }: SetAttributes): void {
     if (typeof atime === 'object') Object.assign(times, { atime: atime.seconds, atimeNs: atime.nanoseconds });
     if (typeof mtime === 'object') Object.assign(times, { mtime: mtime.seconds, mtimeNs: mtime.nanoseconds });
-    ctime = stamp();
+    ctime = currentTick();
   }
 
   async function setattr(set: SetAttributes, ifChangedAt: Time): Promise<Attributes | 'changed'> {
-    await turn();
-    if (!fits(ifChangedAt)) return 'changed';
-    if (!isAtomic) await turn();
+    await waitForTurn();
+    if (!guardMatches(ifChangedAt)) return 'changed';
+    if (!isAtomic) await waitForTurn();
     change(set);
     const after = attributes();
-    await turn();
+    await waitForTurn();
     return after;
   }
 
   return {
     setattr,
     attributes: async (): Promise<Attributes> => {
-      await turn();
-      const is = attributes();
-      await turn();
-      return is;
+      await waitForTurn();
+      const current = attributes();
+      await waitForTurn();
+      return current;
     },
-    /** Outside of any call. */
-    look: attributes,
-    found: (): FoundFile => ({ handle, attributes: attributes() }),
+    /** The attributes, without a call to the server. */
+    currentAttributes: attributes,
+    foundFile: (): FoundFile => ({ handle, attributes: attributes() }),
     get waiting() {
-      return waiting.length;
+      return pendingTurns.length;
     },
-    pass: (ns: number): void => {
+    advanceClock: (ns: number): void => {
       now += BigInt(ns);
     },
-    run: (which: number): void => waiting.splice(which % waiting.length, 1)[0]?.(),
-    waitUntil: turn,
+    runTurn: (turnIndex: number): void => pendingTurns.splice(turnIndex % pendingTurns.length, 1)[0]?.(),
+    takeTurn: waitForTurn,
   };
 }
 
 type Server = ReturnType<typeof createServer>;
 
-const settle = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
+const settlePromises = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
 function hostOn(server: Server, comparesSeconds: boolean, io: Partial<LockIo> = {}, own = newProcessMark()): LockFile {
   const unused = (): never => {
     throw new Error('not used here');
   };
-  // A pause is a turn, too: meanwhile the server's clock moves on.
-  const clock = { ...systemClock(), elapsed: () => 0, sleep: () => server.waitUntil() };
+  // A sleep is a turn, too: the server's clock advances meanwhile.
+  const clock = { ...systemClock(), elapsed: () => 0, sleep: () => server.takeTurn() };
   const marks = createMarks({ own, dead: [] });
   return createLockFile({
     marks,
@@ -117,14 +117,14 @@ function hostOn(server: Server, comparesSeconds: boolean, io: Partial<LockIo> = 
 }
 
 const kinds = fc.record({
-  tick: fc.constantFrom(1, 1_000_000, 4_000_000, 1_000_000_000),
+  tickNs: fc.constantFrom(1, 1_000_000, 4_000_000, 1_000_000_000),
   comparesSeconds: fc.boolean(),
   isAtomic: fc.boolean(),
 });
 const signal = new AbortController().signal;
 
-describe('whatever the order in which a server works', () => {
-  test('of several hosts that take a lock, one has it at a time', async () => {
+describe('with calls executed in any order', () => {
+  test('only one of several hosts holds a lock at a time', async () => {
     const steps = fc.infiniteStream(
       fc.record({ which: fc.nat(1000), ns: fc.constantFrom(0, 0, 1000, 3_000_000, 700_000_000) }),
     );
@@ -132,8 +132,8 @@ describe('whatever the order in which a server works', () => {
     await fc.assert(
       fc.asyncProperty(kinds, fc.integer({ min: 2, max: 4 }), steps, async (kind, hosts, order) => {
         const server = createServer(kind);
-        let inside = 0;
-        let most = 0;
+        let holders = 0;
+        let maxHolders = 0;
         const work = async (): Promise<void> => {
           const own = newProcessMark();
           const host = hostOn(server, kind.comparesSeconds, {}, own);
@@ -142,10 +142,10 @@ describe('whatever the order in which a server works', () => {
             const mayTake = isFreeMark(found.attributes) || found.attributes.mtime === own;
             const held = mayTake ? await host.take(found, false, signal) : undefined;
             if (held === undefined) continue;
-            most = Math.max(most, ++inside);
+            maxHolders = Math.max(maxHolders, ++holders);
             entries++;
-            await server.waitUntil();
-            inside--;
+            await server.takeTurn();
+            holders--;
             await host.release(held);
             rounds++;
           }
@@ -154,15 +154,15 @@ describe('whatever the order in which a server works', () => {
         const all = Promise.all(Array.from({ length: hosts }, work)).then(() => {
           isOver = true;
         });
-        for (await settle(); !isOver; await settle()) {
+        for (await settlePromises(); !isOver; await settlePromises()) {
           const { which, ns } = order.next().value;
-          server.pass(ns);
-          if (server.waiting > 0) server.run(which);
+          server.advanceClock(ns);
+          if (server.waiting > 0) server.runTurn(which);
           // With a clock that never advances, no host would get the lock.
-          if (ns === 0) server.pass(50_000);
+          if (ns === 0) server.advanceClock(50_000);
         }
         await all;
-        expect(most).toBeLessThanOrEqual(1);
+        expect(maxHolders).toBeLessThanOrEqual(1);
       }),
       { numRuns: 150 },
     );
@@ -170,28 +170,31 @@ describe('whatever the order in which a server works', () => {
   }, 120_000);
 });
 
-/** Runs every call as soon as it comes, while the clock goes on. */
-async function during<T>(server: Server, work: Promise<T>, ns = 1_000_000): Promise<T> {
+/** Runs every call at once, and advances the clock, until the work ends. */
+async function runToEnd<T>(server: Server, work: Promise<T>, ns = 1_000_000): Promise<T> {
   let isOver = false;
   const done = work.finally(() => {
     isOver = true;
   });
-  for (await settle(); !isOver; await settle()) {
-    server.pass(ns);
-    if (server.waiting > 0) server.run(0);
+  for (await settlePromises(); !isOver; await settlePromises()) {
+    server.advanceClock(ns);
+    if (server.waiting > 0) server.runTurn(0);
   }
   return done;
 }
 
-const precise: Kind = { tick: 4_000_000, comparesSeconds: false, isAtomic: true };
-const coarse: Kind = { tick: 4_000_000, comparesSeconds: true, isAtomic: false };
+const preciseServer: ServerModel = { tickNs: 4_000_000, comparesSeconds: false, isAtomic: true };
+const coarseServer: ServerModel = { tickNs: 4_000_000, comparesSeconds: true, isAtomic: false };
 
 describe.each([
-  ['a server that compares nanoseconds', precise],
-  ['a server that compares seconds', coarse],
+  ['a server that compares nanoseconds', preciseServer],
+  ['a server that compares seconds', coarseServer],
 ])('on %s', (_, kind) => {
-  /** Every SETATTR of that host, as it was sent. */
-  function recorded(server: Server): { readonly host: LockFile; readonly sent: (readonly [SetAttributes, Time])[] } {
+  /** A host that records every SETATTR that it sends. */
+  function recordingHost(server: Server): {
+    readonly host: LockFile;
+    readonly sent: (readonly [SetAttributes, Time])[];
+  } {
     const sent: (readonly [SetAttributes, Time])[] = [];
     const setattr: LockIo['setattr'] = (_handle, set, guard) => {
       sent.push([set, guard]);
@@ -202,53 +205,56 @@ describe.each([
 
   test('second copies of all calls of a host, executed while another one holds the lock, change nothing', async () => {
     const server = createServer(kind);
-    const { host, sent } = recorded(server);
-    const held = await during(server, host.take(server.found(), false, signal));
+    const { host, sent } = recordingHost(server);
+    const held = await runToEnd(server, host.take(server.foundFile(), false, signal));
     if (held === undefined) throw new Error('not taken');
-    expect(await during(server, host.release(held))).toBeDefined();
+    expect(await runToEnd(server, host.release(held))).toBeDefined();
     const other = hostOn(server, kind.comparesSeconds);
-    const theirs = await during(server, other.take(server.found(), false, signal));
-    expect(theirs).toBeDefined();
-    const before = server.look();
-    for (const [set, guard] of sent) expect(await during(server, server.setattr(set, guard), 0)).toBe('changed');
-    expect(server.look()).toEqual(before);
+    const otherLock = await runToEnd(server, other.take(server.foundFile(), false, signal));
+    expect(otherLock).toBeDefined();
+    const before = server.currentAttributes();
+    for (const [set, guard] of sent) expect(await runToEnd(server, server.setattr(set, guard), 0)).toBe('changed');
+    expect(server.currentAttributes()).toEqual(before);
     expect(sent.length).toBeGreaterThanOrEqual(3);
   });
 
-  test('a release whose answer was lost is found to be done', async () => {
+  test('detects that a release was done although the reply was lost', async () => {
     const server = createServer(kind);
-    const lost: LockIo['setattr'] = async (_handle, set, guard) => {
+    const setattrWithLostReply: LockIo['setattr'] = async (_handle, set, guard) => {
       await server.setattr(set, guard);
       throw new Error('no answer');
     };
-    const held = await during(server, hostOn(server, kind.comparesSeconds).take(server.found(), false, signal));
+    const held = await runToEnd(server, hostOn(server, kind.comparesSeconds).take(server.foundFile(), false, signal));
     if (held === undefined) throw new Error('not taken');
-    const after = await during(server, hostOn(server, kind.comparesSeconds, { setattr: lost }).release(held));
-    expect(after?.attributes.ctime).toBe(server.look().ctime);
-    expect(isFreeMark(server.look())).toBe(true);
+    const after = await runToEnd(
+      server,
+      hostOn(server, kind.comparesSeconds, { setattr: setattrWithLostReply }).release(held),
+    );
+    expect(after?.attributes.ctime).toBe(server.currentAttributes().ctime);
+    expect(isFreeMark(server.currentAttributes())).toBe(true);
   });
 
-  test('a lock whose taking was never answered is held, if our mark is on it', async () => {
+  test('detects by its mark that it took a lock although the replies were lost', async () => {
     const server = createServer(kind);
-    const lost: LockIo['setattr'] = async (_handle, set, guard) => {
+    const setattrWithLostReply: LockIo['setattr'] = async (_handle, set, guard) => {
       await server.setattr(set, guard);
       throw new Error('no answer');
     };
-    const host = hostOn(server, kind.comparesSeconds, { setattr: lost });
-    const held = await during(server, host.take(server.found(), false, signal));
-    expect(held?.mark.seconds).toBe(server.look().mtime);
-    expect(held && ctimeOf(held.attributes)).toEqual(ctimeOf(server.look()));
+    const host = hostOn(server, kind.comparesSeconds, { setattr: setattrWithLostReply });
+    const held = await runToEnd(server, host.take(server.foundFile(), false, signal));
+    expect(held?.mark.seconds).toBe(server.currentAttributes().mtime);
+    expect(held && ctimeOf(held.attributes)).toEqual(ctimeOf(server.currentAttributes()));
   });
 
   test('a host does not release the lock that another one took over', async () => {
     const server = createServer(kind);
     const [one, other] = [hostOn(server, kind.comparesSeconds), hostOn(server, kind.comparesSeconds)];
-    const held = await during(server, one.take(server.found(), false, signal));
+    const held = await runToEnd(server, one.take(server.foundFile(), false, signal));
     if (held === undefined) throw new Error('not taken');
-    const theirs = await during(server, other.take(server.found(), false, signal));
-    const before = server.look();
-    expect(await during(server, one.release(held))).toBeUndefined();
-    expect(server.look()).toEqual(before);
-    expect(theirs && (await during(server, other.release(theirs)))).toBeDefined();
+    const otherLock = await runToEnd(server, other.take(server.foundFile(), false, signal));
+    const before = server.currentAttributes();
+    expect(await runToEnd(server, one.release(held))).toBeUndefined();
+    expect(server.currentAttributes()).toEqual(before);
+    expect(otherLock && (await runToEnd(server, other.release(otherLock)))).toBeDefined();
   });
 });

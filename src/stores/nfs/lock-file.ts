@@ -4,7 +4,7 @@ import { isDefiniteFailure } from '../file-store/files.ts';
 import type { GuardTicks } from './guard-ticks.ts';
 import { isSameMark, type Marks } from './lock-marks.ts';
 
-// How one file is a lock: docs/designs/store-locks.md has the protocol, its reasons and what it does not promise.
+// A file as a lock. docs/designs/store-locks.md describes the protocol, its reasons and its limits.
 
 export interface FoundFile {
   readonly handle: FileHandle;
@@ -14,11 +14,11 @@ export interface FoundFile {
 /** The calls that a lock needs. Attributes are those after the call. */
 export interface LockIo {
   find(path: string): Promise<FoundFile | undefined>;
-  /** Exclusively (`EEXIST`), empty, with both of its times as given. */
+  /** Creates an empty file exclusively (`EEXIST`), with atime and mtime set to `mark`. */
   create(path: string, mark: Time): Promise<FoundFile>;
   /** Undefined: the file is gone. */
   attributes(handle: FileHandle): Promise<Attributes | undefined>;
-  /** 'changed': not done, the time of the file's last change is no longer `ifChangedAt`. */
+  /** 'changed': the call had no effect, because the file's ctime is no longer `ifChangedAt`. */
   setattr(handle: FileHandle, set: SetAttributes, ifChangedAt: Time): Promise<Attributes | 'changed' | 'gone'>;
   remove(path: string): Promise<void>;
 }
@@ -49,8 +49,8 @@ export interface LockFile {
 
 /** Longer than any timestamp granularity. A server whose ctime has not moved after this time does not maintain ctimes. */
 const tickTimeoutMs = 2_500;
-/** Hosts that lost a race against us may still change our lock file. They do not do so this often. */
-const maxReleases = 8;
+/** Hosts that lost a race against us may still change our lock file, but not this often. */
+const maxReleaseAttempts = 8;
 
 export const ctimeOf = ({ ctime, ctimeNs }: Attributes): Time => ({ seconds: ctime, nanoseconds: ctimeNs });
 const isSameTime = (a: Time, b: Time): boolean => a.seconds === b.seconds && a.nanoseconds === b.nanoseconds;
@@ -59,17 +59,17 @@ const isAnnounced = ({ atime, atimeNs }: Attributes, mark: Time): boolean => isS
 
 export function createLockFile({ io, marks, ticks, clock }: LockFileParts): LockFile {
   /** The server does not maintain ctimes, so guards never fail. Hosts still exclude each other; late copies of calls are not rejected. */
-  let keepsNoTime = false;
+  let lacksCtime = false;
 
   /** Like `LockIo.setattr`, but resolves a lost reply or "changed" by reading the attributes back. */
-  async function set(
+  async function setAndVerify(
     handle: FileHandle,
-    to: SetAttributes,
+    changes: SetAttributes,
     ifChangedAt: Time,
     isSet: (now: Attributes) => boolean,
     repeats = 1,
   ): Promise<Attributes | 'changed' | 'gone'> {
-    const answer = await io.setattr(handle, to, ifChangedAt).catch((cause: unknown) => {
+    const answer = await io.setattr(handle, changes, ifChangedAt).catch((cause: unknown) => {
       if (isDefiniteFailure(cause)) throw cause;
       return { unanswered: cause };
     });
@@ -81,7 +81,7 @@ export function createLockFile({ io, marks, ticks, clock }: LockFileParts): Lock
     if (answer === 'changed' || !isSameTime(ctimeOf(now), ifChangedAt)) return 'changed';
     // Resend with the same guard: the copy that runs first makes the other one fail.
     if (repeats === 0) throw answer.unanswered;
-    return set(handle, to, ifChangedAt, isSet, repeats - 1);
+    return setAndVerify(handle, changes, ifChangedAt, isSet, repeats - 1);
   }
 
   /**
@@ -97,15 +97,15 @@ export function createLockFile({ io, marks, ticks, clock }: LockFileParts): Lock
     const first = ctimeOf(attributes);
     let guard = first;
     for (const since = clock.elapsed(); ; ) {
-      const now = await set(handle, { atime: mark }, guard, (seen) => isAnnounced(seen, mark));
+      const now = await setAndVerify(handle, { atime: mark }, guard, (seen) => isAnnounced(seen, mark));
       if (now === 'gone' || now === 'changed') return undefined;
       if (now.mtime !== attributes.mtime || now.mtimeNs !== attributes.mtimeNs) return undefined;
       guard = ctimeOf(now);
       // The server does not store atime; `take` handles that.
       if (!isAnnounced(now, mark)) return now;
       if (await ticks.isPast(first, guard, isOurs)) return now;
-      keepsNoTime ||= isSameTime(first, guard) && clock.elapsed() - since > tickTimeoutMs;
-      if (keepsNoTime && isSameTime(first, guard)) return now;
+      lacksCtime ||= isSameTime(first, guard) && clock.elapsed() - since > tickTimeoutMs;
+      if (lacksCtime && isSameTime(first, guard)) return now;
       if (clock.elapsed() - since > 2 * tickTimeoutMs) return undefined;
       await clock.sleep(ticks.pauseMs(first, guard), signal);
     }
@@ -127,7 +127,7 @@ export function createLockFile({ io, marks, ticks, clock }: LockFileParts): Lock
       const mark = marks.next();
       const announced = await announce(found, mark, isOurs, signal);
       if (announced === undefined) return undefined;
-      const taken = await set(handle, { mtime: mark }, ctimeOf(announced), (now) => hasMark(now, mark));
+      const taken = await setAndVerify(handle, { mtime: mark }, ctimeOf(announced), (now) => hasMark(now, mark));
       if (taken === 'gone' || taken === 'changed' || !hasMark(taken, mark)) return undefined;
       if (isAnnounced(announced, mark)) {
         if (isAnnounced(taken, mark)) return { handle, attributes: taken, mark };
@@ -140,9 +140,9 @@ export function createLockFile({ io, marks, ticks, clock }: LockFileParts): Lock
     },
     release: async ({ handle, attributes, mark }) => {
       let now = attributes;
-      for (let again = 0; again < maxReleases; again++) {
+      for (let attempt = 0; attempt < maxReleaseAttempts; attempt++) {
         const free = marks.free();
-        const answer = await set(handle, { mtime: free }, ctimeOf(now), (seen) => hasMark(seen, free));
+        const answer = await setAndVerify(handle, { mtime: free }, ctimeOf(now), (seen) => hasMark(seen, free));
         if (answer === 'gone') return undefined;
         if (answer !== 'changed') return { handle, attributes: answer };
         const found = await io.attributes(handle);

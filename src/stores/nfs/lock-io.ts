@@ -16,11 +16,11 @@ export interface LockIoParts {
 const maxProbes = 8;
 
 export function createLockIo({ nfs, folders, deadlineMs, ownFolder }: LockIoParts): LockIo & GuardTicksParts {
-  const within = { deadlineMs };
+  const limits = { deadlineMs };
 
   const attributes: LockIo['attributes'] = async (handle) => {
     try {
-      return await nfs.getattr(handle, within);
+      return await nfs.getattr(handle, limits);
     } catch (cause) {
       if (isGone(cause)) return undefined;
       throw asSystemError(cause);
@@ -29,7 +29,7 @@ export function createLockIo({ nfs, folders, deadlineMs, ownFolder }: LockIoPart
 
   const setattr: LockIo['setattr'] = async (handle, set, ifChangedAt) => {
     try {
-      const { after } = await nfs.setattr(handle, set, { ...within, ifChangedAt });
+      const { after } = await nfs.setattr(handle, set, { ...limits, ifChangedAt });
       return after ?? (await attributes(handle)) ?? 'gone';
     } catch (cause) {
       if (isNfsError(cause, 'NOT_SYNC')) return 'changed';
@@ -41,40 +41,40 @@ export function createLockIo({ nfs, folders, deadlineMs, ownFolder }: LockIoPart
   /** Needs no free space. */
   async function touchFolder(folder: FileHandle, ifChangedAt?: Time): Promise<Attributes> {
     const guard = ifChangedAt === undefined ? {} : { ifChangedAt };
-    const { after } = await nfs.setattr(folder, { mtime: 'now' }, { ...within, ...guard });
-    return after ?? (await nfs.getattr(folder, within));
+    const { after } = await nfs.setattr(folder, { mtime: 'now' }, { ...limits, ...guard });
+    return after ?? (await nfs.getattr(folder, limits));
   }
 
   return {
     attributes,
     setattr,
     find: (path) =>
-      folders.at(path, async (folder, name) => {
+      folders.inParent(path, async (folder, name) => {
         try {
-          const found = await nfs.lookup(folder, name, within);
-          return { handle: found.handle, attributes: found.attributes ?? (await nfs.getattr(found.handle, within)) };
+          const found = await nfs.lookup(folder, name, limits);
+          return { handle: found.handle, attributes: found.attributes ?? (await nfs.getattr(found.handle, limits)) };
         } catch (cause) {
           if (isNfsError(cause, 'NOENT')) return undefined;
           throw cause;
         }
       }),
     create: (path, mark) =>
-      folders.at(path, async (folder, name) => {
+      folders.inParent(path, async (folder, name) => {
         const exclusive = { mode: 'guarded', set: { mode: 0o600, atime: mark, mtime: mark } } as const;
-        const created = await nfs.create(folder, name, exclusive, within);
+        const created = await nfs.create(folder, name, exclusive, limits);
         return {
           handle: created.handle,
-          attributes: created.attributes ?? (await nfs.getattr(created.handle, within)),
+          attributes: created.attributes ?? (await nfs.getattr(created.handle, limits)),
         };
       }),
     remove: (path) =>
-      folders.at(path, async (folder, name) => {
-        await nfs.remove(folder, name, within).catch((cause: unknown) => {
+      folders.inParent(path, async (folder, name) => {
+        await nfs.remove(folder, name, limits).catch((cause: unknown) => {
           if (!isNfsError(cause, 'NOENT')) throw cause;
         });
       }),
     comparesNanoseconds: () =>
-      folders.in(ownFolder, async (folder) => {
+      folders.inFolder(ownFolder, async (folder) => {
         for (let probe = 0; probe < maxProbes; probe++) {
           const before = ctimeOf(await touchFolder(folder));
           try {
@@ -84,7 +84,7 @@ export function createLockIo({ nfs, folders, deadlineMs, ownFolder }: LockIoPart
             if (!isNfsError(cause, 'NOT_SYNC')) throw cause;
           }
           // The nanoseconds alone made the guard fail, unless another host changed the folder at the same time.
-          const now = ctimeOf(await nfs.getattr(folder, within));
+          const now = ctimeOf(await nfs.getattr(folder, limits));
           if (now.seconds === before.seconds && now.nanoseconds === before.nanoseconds) return true;
         }
         return false;

@@ -24,19 +24,19 @@ import { volumeSpec } from '#testing/volume-spec.ts';
 import { NfsError, nfsStatus } from '#wire/nfs3/index.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
-// Hosts that die, stand still or find no room while they hold something.
+// Hosts that die, are suspended or run out of space while they hold a lock.
 
-const name = volumeName;
-const spec = (called: string, instance: string): VolumeSpec =>
-  volumeSpec(called, { requestId: `${instance} ${called}`, instance });
+const volumeNameOf = volumeName;
+const spec = (name: string, instance: string): VolumeSpec =>
+  volumeSpec(name, { requestId: `${instance} ${name}`, instance });
 const reasonOf = (work: Promise<unknown>): Promise<string> => outcome(work, 'reason');
 
 interface Host {
   readonly store: FileStore;
   readonly clock: ReturnType<typeof shortWaitClock>;
-  /** How often it waited for another host. */
+  /** How often this host waited for another one. */
   waits: number;
-  /** What happens to each of its calls. */
+  /** Intercepts each call of this host. */
   hook: CallInterceptor;
 }
 
@@ -50,25 +50,26 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   });
 
   /** `marks` undefined: a process that cannot know whether the one before it is dead. */
-  async function host(instance: string, marks?: ProcessMarks): Promise<Host> {
-    const it = { waits: 0, hook: ({ make }) => make() } as { -readonly [key in keyof Host]: Host[key] };
-    it.clock = shortWaitClock(systemClock(), () => it.waits++);
-    const connect: Connect = interceptCalls(createConnect(systemClock()), (call) => it.hook(call));
-    it.store = await openNfs({
+  async function startHost(instance: string, marks?: ProcessMarks): Promise<Host> {
+    const started = { waits: 0, hook: ({ make }) => make() } as { -readonly [key in keyof Host]: Host[key] };
+    started.clock = shortWaitClock(systemClock(), () => started.waits++);
+    const connect: Connect = interceptCalls(createConnect(systemClock()), (call) => started.hook(call));
+    started.store = await openNfs({
       ...freshExport,
       instance,
-      kind: createNfsStoreKind(it.clock, connect),
+      kind: createNfsStoreKind(started.clock, connect),
       ...(marks === undefined ? {} : { marks }),
     });
-    return it;
+    return started;
   }
 
-  const locks = (): string[] => contentsOf(folder).heldLocks();
-  const until = <T>(promise: Promise<T>, reached: Promise<void>): Promise<unknown> => Promise.race([promise, reached]);
+  const heldLocks = (): string[] => contentsOf(folder).heldLocks();
+  const untilReached = <T>(promise: Promise<T>, reached: Promise<void>): Promise<unknown> =>
+    Promise.race([promise, reached]);
 
-  /** Dies when it has its lock. */
-  async function killed(volume: Volume, instance: string, marks?: ProcessMarks): Promise<void> {
-    const dying = await host(instance, marks);
+  /** Starts a host that is killed when it has taken the lock. */
+  async function killWhileLocked(volume: Volume, instance: string, marks?: ProcessMarks): Promise<void> {
+    const dying = await startHost(instance, marks);
     let isDead = false;
     dying.hook = async ({ procedure, make }) => {
       if (isDead) throw new Error('killed');
@@ -77,78 +78,78 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
       return answer;
     };
     await reasonOf(dying.store.label(volume, { x: 'dead' }, scope));
-    expect(locks()).toEqual([volume.id]);
+    expect(heldLocks()).toEqual([volume.id]);
   }
 
-  /** Stops when it is about to make that call; goes on when told. */
-  function stopAt(it: Host, procedure: string): { readonly reached: Promise<void>; goOn(): void } {
+  /** Suspends the host right before that procedure, until `resume` is called. */
+  function stopAt(host: Host, procedure: string): { readonly reached: Promise<void>; resume(): void } {
     const [reached, goOn] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
-    it.hook = async (call) => {
+    host.hook = async (call) => {
       if (call.procedure !== procedure) return call.make();
       reached.resolve();
       await goOn.promise;
       return call.make();
     };
-    return { reached: reached.promise, goOn: goOn.resolve };
+    return { reached: reached.promise, resume: goOn.resolve };
   }
 
   test('a restarted process takes the lock of its predecessor at once when that is known to be dead', async () => {
-    const lives = createProcesses();
-    const volume = await (await host('one', lives('one'))).store.create(spec('a', 'one'), scope);
-    await killed(volume, 'one', lives('one'));
-    const back = await host('one', lives('one'));
-    expect((await back.store.label(volume, { x: 'y' }, scope)).revision).toBe(2);
-    expect(locks()).toEqual([]);
+    const processes = createProcesses();
+    const volume = await (await startHost('one', processes('one'))).store.create(spec('a', 'one'), scope);
+    await killWhileLocked(volume, 'one', processes('one'));
+    const restarted = await startHost('one', processes('one'));
+    expect((await restarted.store.label(volume, { x: 'y' }, scope)).revision).toBe(2);
+    expect(heldLocks()).toEqual([]);
   });
 
   test('a process of the same instance waits for a lock whose holder it cannot know to be dead', async () => {
-    const volume = await (await host('one')).store.create(spec('a', 'one'), scope);
-    await killed(volume, 'one');
-    const back = await host('one');
-    expect(await reasonOf(back.store.label(volume, { x: 'y' }, scope))).toBe('volume-locked-elsewhere');
-    back.clock.pass(120_000);
-    expect((await back.store.label(volume, { x: 'y' }, scope)).revision).toBe(2);
+    const volume = await (await startHost('one')).store.create(spec('a', 'one'), scope);
+    await killWhileLocked(volume, 'one');
+    const restarted = await startHost('one');
+    expect(await reasonOf(restarted.store.label(volume, { x: 'y' }, scope))).toBe('volume-locked-elsewhere');
+    restarted.clock.pass(120_000);
+    expect((await restarted.store.label(volume, { x: 'y' }, scope)).revision).toBe(2);
   });
 
   test('two processes of one instance exclude each other', async () => {
-    const [one, other] = [await host('cluster'), await host('cluster')];
+    const [one, other] = [await startHost('cluster'), await startHost('cluster')];
     const volume = await one.store.create(spec('a', 'cluster'), scope);
-    const { reached, goOn } = stopAt(one, 'rename');
-    const slow = one.store.label(volume, { x: 'slow' }, scope);
-    await until(slow, reached);
+    const { reached, resume } = stopAt(one, 'rename');
+    const suspended = one.store.label(volume, { x: 'slow' }, scope);
+    await untilReached(suspended, reached);
     expect(await reasonOf(other.store.label(volume, { x: 'y' }, scope))).toBe('volume-locked-elsewhere');
-    goOn();
-    await slow;
+    resume();
+    await suspended;
     expect((await other.store.label(volume, { x: 'y' }, scope)).revision).toBe(3);
   });
 
-  test('the name that one process of an instance has taken is not taken over by another one', async () => {
-    const [one, other] = [await host('cluster'), await host('cluster')];
-    const { reached, goOn } = stopAt(one, 'write');
-    const slow = one.store.create(spec('a', 'first request'), scope);
-    await until(slow, reached);
+  test('a process does not take over a name that another process of the same instance has taken', async () => {
+    const [one, other] = [await startHost('cluster'), await startHost('cluster')];
+    const { reached, resume } = stopAt(one, 'write');
+    const suspended = one.store.create(spec('a', 'first request'), scope);
+    await untilReached(suspended, reached);
     expect(await reasonOf(other.store.create(spec('a', 'second request'), scope))).toBe('volume-being-made');
-    goOn();
-    expect((await slow).requestId).toBe('first request a');
+    resume();
+    expect((await suspended).requestId).toBe('first request a');
   });
 
-  test('one process of an instance does not sweep away what another one is writing', async () => {
-    const one = await host('cluster');
+  test('a sweep of one process does not remove files that another process of the same instance is writing', async () => {
+    const one = await startHost('cluster');
     const volume = await one.store.create(spec('a', 'cluster'), scope);
-    const { reached, goOn } = stopAt(one, 'rename');
-    const slow = one.store.label(volume, { x: 'slow' }, scope);
-    await until(slow, reached);
-    const other = await host('cluster');
+    const { reached, resume } = stopAt(one, 'rename');
+    const suspended = one.store.label(volume, { x: 'slow' }, scope);
+    await untilReached(suspended, reached);
+    const other = await startHost('cluster');
     await other.store.housekeeping.sweep(scope);
-    goOn();
-    expect((await slow).revision).toBe(2);
+    resume();
+    expect((await suspended).revision).toBe(2);
     expect(contentsOf(folder).own('tmp')).toEqual([]);
   });
 
   test('second copies of the calls that took and released a lock, executed late, leave the lock of another host alone', async () => {
-    const [one, two] = [await host('one'), await host('two')];
+    const [one, two] = [await startHost('one'), await startHost('two')];
     const volume = await one.store.create(spec('a', 'one'), scope);
-    // So that the lock file is there: one host takes it as it finds it, and releases it.
+    // Creates the lock file, so that host one takes an existing lock.
     await two.store.label(volume, { x: 'before' }, scope);
     const sent: (() => Promise<unknown>)[] = [];
     one.hook = ({ procedure, args, make }) => {
@@ -157,25 +158,25 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
       return make();
     };
     await one.store.label(volume, { x: 'one' }, scope);
-    const { reached, goOn } = stopAt(two, 'rename');
-    const slow = two.store.label(volume, { x: 'two' }, scope);
-    await until(slow, reached);
+    const { reached, resume } = stopAt(two, 'rename');
+    const suspended = two.store.label(volume, { x: 'two' }, scope);
+    await untilReached(suspended, reached);
     expect(sent.length).toBeGreaterThan(0);
-    for (const again of sent) await again().catch(() => undefined);
-    expect(locks()).toEqual([volume.id]);
+    for (const resend of sent) await resend().catch(() => undefined);
+    expect(heldLocks()).toEqual([volume.id]);
     expect(await reasonOf(one.store.label(volume, { x: 'one again' }, scope))).toBe('volume-locked-elsewhere');
-    goOn();
-    expect((await slow).labels).toEqual({ x: 'two' });
-    expect(locks()).toEqual([]);
+    resume();
+    expect((await suspended).labels).toEqual({ x: 'two' });
+    expect(heldLocks()).toEqual([]);
   });
 
   test('an operation after another one on the same volume makes three calls for its lock', async () => {
-    const one = await host('one');
+    const one = await startHost('one');
     const volume = await one.store.create(spec('a', 'one'), scope);
     await one.store.label(volume, { x: '1' }, scope);
     const lock = join(folder, '.stowage', 'locks', volume.id);
     const released = statSync(lock).ctimeMs;
-    // A tick of the file system's clock.
+    // Wait for a tick of the file system's clock.
     await vi.waitFor(() => {
       writeFileSync(join(folder, 'probe'), '');
       expect(statSync(join(folder, 'probe')).ctimeMs).toBeGreaterThan(released);
@@ -192,9 +193,9 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   });
 
   test('other hosts wait for the lock of a dead host, and take it over after it has not changed for long', async () => {
-    const other = await host('two');
+    const other = await startHost('two');
     const volume = await other.store.create(spec('a', 'two'), scope);
-    await killed(volume, 'one');
+    await killWhileLocked(volume, 'one');
     expect(await reasonOf(other.store.label(volume, { x: 'y' }, scope))).toBe('volume-locked-elsewhere');
     other.clock.pass(60_000);
     expect(await reasonOf(other.store.label(volume, { x: 'y' }, scope))).toBe('volume-locked-elsewhere');
@@ -203,77 +204,77 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     expect((await other.store.label(volume, { x: 'y' }, scope)).labels).toEqual({ x: 'y' });
     // It does not break the lock at the first check: after a server outage, a live owner must have had time to continue.
     expect(other.waits).toBeGreaterThan(15);
-    expect(locks()).toEqual([]);
+    expect(heldLocks()).toEqual([]);
   });
 
   test('of several hosts that take over a lock, one holds it at a time', async () => {
-    const all = await Promise.all(['two', 'three', 'four', 'five'].map((each) => host(each)));
+    const all = await Promise.all(['two', 'three', 'four', 'five'].map((instance) => startHost(instance)));
     const volume = await (all[0] as Host).store.create(spec('a', 'two'), scope);
-    await killed(volume, 'one');
+    await killWhileLocked(volume, 'one');
     const label = (it: Host, i: number): Promise<string> => reasonOf(it.store.label(volume, { [`${i}`]: 'x' }, scope));
     await Promise.all(all.map(label));
     for (const { clock } of all) clock.pass(120_000);
     // Their clocks do not wait for the server, so one of them may time out while another holds the lock.
     const labelled = async (it: Host, i: number): Promise<string> => {
-      let told = '';
-      for (let turn = 0; turn < 100 && told !== 'done'; turn++) told = await label(it, i);
-      return told;
+      let outcome = '';
+      for (let turn = 0; turn < 100 && outcome !== 'done'; turn++) outcome = await label(it, i);
+      return outcome;
     };
     expect(await Promise.all(all.map(labelled))).toEqual(['done', 'done', 'done', 'done']);
     expect((await all[0]?.store.get(volume.name, scope))?.volume.revision).toBe(5);
-    expect(locks()).toEqual([]);
+    expect(heldLocks()).toEqual([]);
   });
 
   test('a live host that has taken the lock again is not presumed dead', async () => {
-    const [one, two] = [await host('one'), await host('two')];
+    const [one, two] = [await startHost('one'), await startHost('two')];
     const volume = await one.store.create(spec('a', 'one'), scope);
     for (let round = 0; round < 3; round++) {
-      const { reached, goOn } = stopAt(one, 'rename');
+      const { reached, resume } = stopAt(one, 'rename');
       const labelled = one.store.label(volume, { round: `${round}` }, scope);
-      await until(labelled, reached);
+      await untilReached(labelled, reached);
       two.clock.pass(120_000);
       expect(await reasonOf(two.store.label(volume, { x: 'y' }, scope))).toBe('volume-locked-elsewhere');
-      goOn();
+      resume();
       await labelled;
     }
   });
 
   test('a host that was suspended too long does not remove the lock of another one', async () => {
-    const [one, two] = [await host('one'), await host('two')];
+    const [one, two] = [await startHost('one'), await startHost('two')];
     const volume = await one.store.create(spec('a', 'one'), scope);
     const first = stopAt(one, 'rename');
-    const late = one.store.label(volume, { x: 'late' }, scope);
-    await until(late, first.reached);
+    const suspended = one.store.label(volume, { x: 'late' }, scope);
+    await untilReached(suspended, first.reached);
     expect(await reasonOf(two.store.label(volume, { x: 'y' }, scope))).toBe('volume-locked-elsewhere');
     for (const { clock } of [one, two]) clock.pass(130_000);
     const second = stopAt(two, 'rename');
-    const taken = two.store.label(volume, { x: 'y' }, scope);
-    await until(taken, second.reached);
-    first.goOn();
-    await late;
-    expect(locks()).toEqual([volume.id]);
-    second.goOn();
-    await taken;
-    expect(locks()).toEqual([]);
+    const takenOver = two.store.label(volume, { x: 'y' }, scope);
+    await untilReached(takenOver, second.reached);
+    first.resume();
+    await suspended;
+    expect(heldLocks()).toEqual([volume.id]);
+    second.resume();
+    await takenOver;
+    expect(heldLocks()).toEqual([]);
   });
 
-  test('an empty record belongs to its creator until that was silent for too long; then the creator gives up', async () => {
-    const [one, two] = [await host('one'), await host('two')];
-    const { reached, goOn } = stopAt(one, 'write');
-    const slow = reasonOf(one.store.create(spec('a', 'one'), scope));
-    await until(slow, reached);
-    expect(await two.store.get(name('a'), scope)).toBeUndefined();
+  test('an empty record belongs to its creator until the creator has been silent for too long', async () => {
+    const [one, two] = [await startHost('one'), await startHost('two')];
+    const { reached, resume } = stopAt(one, 'write');
+    const suspended = reasonOf(one.store.create(spec('a', 'one'), scope));
+    await untilReached(suspended, reached);
+    expect(await two.store.get(volumeNameOf('a'), scope)).toBeUndefined();
     expect(await reasonOf(two.store.create(spec('a', 'two'), scope))).toBe('volume-being-made');
     for (const { clock } of [one, two]) clock.pass(61_000);
     const made = await two.store.create(spec('a', 'two'), scope);
-    goOn();
-    expect(await slow).not.toBe('done');
+    resume();
+    expect(await suspended).not.toBe('done');
     expect(await Array.fromAsync(one.store.list(scope))).toEqual([made]);
     expect(await reasonOf(one.store.create(spec('a', 'one'), scope))).toBe('volume-exists');
   });
 
-  test('of two hosts with the same request, one finds no space and the other does: the volume stays', async () => {
-    const [one, two] = [await host('one'), await host('two')];
+  test('a volume stays if one of two hosts with the same request finds no space and the other succeeds', async () => {
+    const [one, two] = [await startHost('one'), await startHost('two')];
     const want = spec('a', 'both');
     let other: Volume | undefined;
     one.hook = async ({ procedure, make }) => {
@@ -287,11 +288,12 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   });
 
   test('a record that another host replaces while it is read is read again', async () => {
-    const [one, two] = [await host('one'), await host('two')];
+    const [one, two] = [await startHost('one'), await startHost('two')];
     const volume = await one.store.create(spec('a', 'one'), scope);
-    let left = 3;
+    let remainingReplacements = 3;
     one.hook = async ({ procedure, make }) => {
-      if (procedure === 'read' && left-- > 0) await two.store.label(volume, { x: `${left}` }, scope);
+      if (procedure === 'read' && remainingReplacements-- > 0)
+        await two.store.label(volume, { x: `${remainingReplacements}` }, scope);
       return make();
     };
     expect((await one.store.get(volume.name, scope))?.volume.labels).toEqual({ x: '0' });
@@ -300,7 +302,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   type Verb = (store: FileStore, volume: Volume) => Promise<unknown>;
   const put: Verb = (store, volume) => store.trash.put(volume, keptForAWeek(1), scope);
   test.each<[string, Verb, Verb?]>([
-    ['rename', (store, volume) => store.rename(volume, name('n'), scope)],
+    ['rename', (store, volume) => store.rename(volume, volumeNameOf('n'), scope)],
     ['label', (store, volume) => store.label(volume, { x: volume.id }, scope)],
     ['delete', (store, volume) => store.delete(volume, scope)],
     ['put into the trash', put],
@@ -311,8 +313,8 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
       (store, volume) => store.adoption.release(volume, scope),
     ],
   ])('%s: a host that was suspended for long gives up, and succeeds on a retry', async (_verb, verb, prepare) => {
-    const one = await host('one');
-    const told = new Set<string>();
+    const one = await startHost('one');
+    const outcomes = new Set<string>();
     for (let at = 1, calls = at; calls >= at; at++) {
       const volume = await one.store.create(spec('a', `one ${at}`), scope);
       writeFileSync(join(folder, 'a', 'file'), volume.id);
@@ -324,31 +326,32 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
       };
       const first = await reasonOf(verb(one.store, volume));
       one.hook = ({ make }) => make();
-      told.add(first === 'done' ? first : `${first}, then ${await reasonOf(verb(one.store, volume))}`);
+      outcomes.add(first === 'done' ? first : `${first}, then ${await reasonOf(verb(one.store, volume))}`);
       expect(wrongRecords(contentsOf(folder).records())).toEqual([]);
-      // Wherever it is: out of the way of the next one.
-      for (const called of ['a', 'n'].map(name)) await one.store.delete({ id: volume.id, name: called }, scope);
+      // Delete the volume, wherever it is, before the next round.
+      for (const candidate of ['a', 'n'].map(volumeNameOf))
+        await one.store.delete({ id: volume.id, name: candidate }, scope);
       await one.store.trash.purge(volume.id, scope);
     }
-    expect([...told].sort()).toEqual(['deadline, then done', 'done']);
-    expect([contentsOf(folder).own('tmp'), locks()]).toEqual([[], []]);
+    expect([...outcomes].sort()).toEqual(['deadline, then done', 'done']);
+    expect([contentsOf(folder).own('tmp'), heldLocks()]).toEqual([[], []]);
   });
 });
 
 describe.skipIf(needs('ganesha', 'mount'))('on a full server', () => {
-  let ground: ScratchFolder;
+  let scratch: ScratchFolder;
   let path: string;
   let server: NfsServer;
   beforeAll(async () => {
-    ground = createScratchFolder();
-    path = join(ground.folder, 'small');
+    scratch = createScratchFolder();
+    path = join(scratch.folder, 'small');
     mkdirSync(path);
     execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=1m,nr_inodes=60', 'stowage-small', path]);
     server = await startGanesha({ exports: [{ path, tag: 'export' }], signal: scope.signal });
   });
   afterAll(async () => {
     await server?.[Symbol.asyncDispose]();
-    ground[Symbol.dispose]();
+    scratch[Symbol.dispose]();
   });
 
   test('a volume can be deleted without space for a lock file; other verbs are refused and change nothing', async () => {
@@ -361,7 +364,7 @@ describe.skipIf(needs('ganesha', 'mount'))('on a full server', () => {
     const refused = [
       store.create(spec('c', 'one'), scope),
       store.label(a, { x: 'y' }, scope),
-      store.rename(a, name('c'), scope),
+      store.rename(a, volumeNameOf('c'), scope),
       store.trash.put(a, keptForAWeek(1), scope),
     ].map((full) => full.then(String, (cause: StowageError) => cause.code));
     expect(await Promise.all(refused)).toEqual(Array(4).fill('exhausted'));
@@ -376,8 +379,8 @@ describe.skipIf(needs('ganesha', 'mount'))('on a full server', () => {
     await store.delete(b, scope);
     await store.housekeeping.reclaim(scope);
     expect(await store.names(scope)).toEqual([]);
-    const again = await store.create(spec('c', 'one'), scope);
-    await store.delete(again, scope);
+    const created = await store.create(spec('c', 'one'), scope);
+    await store.delete(created, scope);
     expect(contentsOf(path).own('locks')).toEqual([]);
   });
 
@@ -389,12 +392,12 @@ describe.skipIf(needs('ganesha', 'mount'))('on a full server', () => {
     const one = await open();
     const volume = await one.create(spec(`v-${hasLock}`, 'one'), scope);
     if (hasLock) await one.label(volume, { x: 'y' }, scope);
-    const stop = Promise.withResolvers<void>();
+    const resume = Promise.withResolvers<void>();
     const reached = Promise.withResolvers<void>();
     const connect = interceptCalls(createConnect(systemClock()), async ({ procedure, make }) => {
       if (procedure !== 'rmdir') return make();
       reached.resolve();
-      await stop.promise;
+      await resume.promise;
       return make();
     });
     const [slow, other] = [
@@ -409,16 +412,16 @@ describe.skipIf(needs('ganesha', 'mount'))('on a full server', () => {
         kind: createNfsStoreKind(shortWaitClock(systemClock()), createConnect(systemClock())),
       }),
     ];
-    using _room = fill(path);
+    using filled = exhaustInodes(path);
     const deleted = slow.delete(volume, scope);
     await Promise.race([deleted, reached.promise]);
     expect(await reasonOf(other.delete(volume, scope))).toBe('volume-locked-elsewhere');
-    // Also by one that finds room for a lock file meanwhile.
-    _room[Symbol.dispose]();
+    // The other host now has space for a lock file.
+    filled[Symbol.dispose]();
     expect(await reasonOf(other.delete(volume, scope))).toBe('volume-locked-elsewhere');
-    // And by one that finds the lock file which that one made and gave up.
+    // The lock file of the last attempt exists now.
     expect(await reasonOf(other.delete(volume, scope))).toBe('volume-locked-elsewhere');
-    stop.resolve();
+    resume.resolve();
     await deleted;
     await other.delete(volume, scope);
     expect(await one.names(scope)).toEqual([]);
@@ -429,8 +432,8 @@ describe.skipIf(needs('ganesha', 'mount'))('on a full server', () => {
   });
 });
 
-/** No file can be created until it is disposed of. */
-function fill(path: string): Disposable {
+/** Uses all inodes until it is disposed of. */
+function exhaustInodes(path: string): Disposable {
   const folder = join(path, 'filling');
   mkdirSync(folder);
   expect(() => {

@@ -24,7 +24,7 @@ import {
 import { findMissingRequirement, type ServerEndpoint } from './diagnosis.ts';
 
 /** The default port of the MOUNT service on Linux. */
-const usualMountPort = 20_048;
+const defaultMountPort = 20_048;
 
 export interface MountParts extends ServerEndpoint {
   /** To the NFS service. */
@@ -37,14 +37,14 @@ export function createMount(parts: MountParts): (onStep: OnStep, signal: AbortSi
   const { options, addresses, port, dial, rpc, nfs } = parts;
   const { path } = options;
   return async (onStep, signal) => {
-    const within = { signal, deadlineMs: options.timeout };
+    const limits = { signal, deadlineMs: options.timeout };
     const found = await findMountPort(parts, onStep, signal);
     // Use the same connection if possible: a single source port allows no second one.
-    const own = found.port === port ? undefined : createRpcClient(dial(addresses, found.port, 'mount'));
-    using _closing = own;
-    const handle = await requestMount(parts, own ?? rpc, found, signal);
+    const ownRpc = found.port === port ? undefined : createRpcClient(dial(addresses, found.port, 'mount'));
+    using _closing = ownRpc;
+    const handle = await requestMount(parts, ownRpc ?? rpc, found, signal);
     try {
-      await nfs.getattr(handle, within);
+      await nfs.getattr(handle, limits);
     } catch (cause) {
       if (!isDenied(cause)) throw cause;
       throw new CallsDenied(await findMissingRequirement(parts, found.port, signal), { cause });
@@ -65,12 +65,12 @@ async function requestMount(
   signal: AbortSignal,
 ): Promise<FileHandle> {
   const { path, timeout } = parts.options;
-  const within = { signal, deadlineMs: timeout };
+  const limits = { signal, deadlineMs: timeout };
   try {
-    return (await rpc.call(mnt, path, within)).handle;
+    return (await rpc.call(mnt, path, limits)).handle;
   } catch (cause) {
     if (cause instanceof MountError) {
-      const exported = await rpc.call(listExports, undefined, within).catch(() => undefined);
+      const exported = await rpc.call(listExports, undefined, limits).catch(() => undefined);
       const refusal = { path, status: cause.statusName, exported };
       const mayBePort = (refusal.status === 'ACCES' || refusal.status === 'PERM') && isListed(refusal) !== false;
       if (mayBePort && (await findMissingRequirement(parts, found.port, signal)) === 'privileged-port')
@@ -84,13 +84,13 @@ async function requestMount(
   }
 }
 
-/** The port of the option or of the portmapper. Without a portmapper, the usual one. */
+/** The port of the option or of the portmapper. Without a portmapper, the default port. */
 async function findMountPort(
   { options, addresses, dial, port, rpc }: MountParts,
   onStep: OnStep,
   signal: AbortSignal,
 ): Promise<ServicePort> {
-  if (options.mountPort !== undefined) return { port: options.mountPort, by: 'option' };
+  if (options.mountPort !== undefined) return { port: options.mountPort, source: 'option' };
   const network = addresses[0]?.includes(':') === true ? 'tcp6' : 'tcp';
   using portmapper = createRpcClient({ ...dial(addresses, portmapPort, 'portmap'), dialRounds: 1 });
   try {
@@ -99,12 +99,12 @@ async function findMountPort(
       'portmap',
       found === undefined ? 'the portmapper knows no MOUNT service' : `the MOUNT service is on port ${found}`,
     );
-    if (found !== undefined) return { port: found, by: 'portmapper' };
+    if (found !== undefined) return { port: found, source: 'portmapper' };
   } catch (cause) {
     if (!(cause instanceof RpcError) || signal.aborted) throw cause;
     onStep('portmap', `no answer on port ${portmapPort}; continued without it`);
   }
-  return { port: (await isMountServedOn(rpc, options.timeout, signal)) ? port : usualMountPort, by: 'guess' };
+  return { port: (await isMountServedOn(rpc, options.timeout, signal)) ? port : defaultMountPort, source: 'guess' };
 }
 
 /** Many servers in user space have both services on one port. */

@@ -7,57 +7,58 @@ import { lookup } from 'node:dns/promises';
 import { connect, type Socket } from 'node:net';
 import process from 'node:process';
 import { localAddressOptions } from '#wire/rpc/local-address.ts';
-import { type Answer, failed, maxQuestions, type Question, readQuestion } from './network-messages.ts';
+import { type Answer, failureAnswer, maxPendingQuestions, type Question, readQuestion } from './network-messages.ts';
 
-/** The parent gives up long before. */
-const maxMs = 60_000;
+/** The parent gives up much earlier. */
+const maxAnswerMs = 60_000;
 
-/** Pending questions. Without a socket: a name is being looked up. */
-const open = new Map<number, Socket | undefined>();
+/** Pending requests by id. Undefined: a name is being looked up. */
+const pendingSockets = new Map<number, Socket | undefined>();
 
-function answer(told: Answer, socket?: Socket): void {
+function sendAnswer(answer: Answer, socket?: Socket): void {
   // If the parent is gone, this process ends too.
-  process.send?.(told, socket, {}, () => undefined);
+  process.send?.(answer, socket, {}, () => undefined);
 }
 
 async function findAddresses(id: number, host: string): Promise<void> {
-  open.set(id, undefined);
+  pendingSockets.set(id, undefined);
   try {
     const found = await lookup(host, { all: true });
-    answer({ kind: 'addresses', id, addresses: found.map(({ address }) => address) });
+    sendAnswer({ kind: 'addresses', id, addresses: found.map(({ address }) => address) });
   } catch (cause) {
-    answer(failed(id, cause));
+    sendAnswer(failureAnswer(id, cause));
   } finally {
-    open.delete(id);
+    pendingSockets.delete(id);
   }
 }
 
 function openConnection({ id, address, port, localPort }: Extract<Question, { ask: 'connect' }>): void {
   const socket = connect({ host: address, port, ...localAddressOptions(address, localPort) });
-  open.set(id, socket);
+  pendingSockets.set(id, socket);
   // The parent reads what the server sends.
   socket.pause();
-  socket.setTimeout(maxMs, () => socket.destroy(new Error('no answer in time')));
-  socket.once('error', (cause) => answer(failed(id, cause)));
-  socket.once('close', () => open.delete(id));
+  socket.setTimeout(maxAnswerMs, () => socket.destroy(new Error('no answer in time')));
+  socket.once('error', (cause) => sendAnswer(failureAnswer(id, cause)));
+  socket.once('close', () => pendingSockets.delete(id));
   socket.once('connect', () => {
-    open.delete(id);
-    answer({ kind: 'connected', id }, socket);
+    pendingSockets.delete(id);
+    sendAnswer({ kind: 'connected', id }, socket);
   });
 }
 
-/** Frees the slot at once, before the kernel has closed the socket: the next question may already be there. */
+/** Frees the slot at once, before the kernel has closed the socket, because the next request may already wait. */
 function forget(id: number): void {
-  const socket = open.get(id);
+  const socket = pendingSockets.get(id);
   if (socket === undefined) return;
-  open.delete(id);
+  pendingSockets.delete(id);
   socket.destroy();
 }
 
 function serve(question: Question): void {
   const { id, ask } = question;
   if (ask === 'forget') forget(id);
-  else if (open.size >= maxQuestions || open.has(id)) answer(failed(id, new Error('too many questions at once')));
+  else if (pendingSockets.size >= maxPendingQuestions || pendingSockets.has(id))
+    sendAnswer(failureAnswer(id, new Error('too many questions at once')));
   else if (ask === 'connect') openConnection(question);
   else void findAddresses(id, question.host);
 }
@@ -67,5 +68,5 @@ process.on('message', (message) => {
   if (question !== undefined) serve(question);
 });
 process.once('disconnect', () => process.exit(0));
-// Started by hand it has no parent, and ends at once.
-if (process.connected) answer({ kind: 'ready' });
+// A process without a parent, started by hand, exits at once.
+if (process.connected) sendAnswer({ kind: 'ready' });

@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { failed, readAnswer, readQuestion } from './network-messages.ts';
+import { failureAnswer, readAnswer, readQuestion } from './network-messages.ts';
 
 test.each([
   null,
@@ -53,14 +53,14 @@ test('an answer’s invalid or excess addresses are dropped', () => {
   });
 });
 
-test('a failure keeps its code, and its message is cut to the maximum length', () => {
-  const refused = Object.assign(new Error('connect ECONNREFUSED'), { code: 'ECONNREFUSED' });
-  expect(readAnswer(failed(1, refused))).toEqual({
+test('a failure keeps its code, and its message is truncated to the maximum length', () => {
+  const connectError = Object.assign(new Error('connect ECONNREFUSED'), { code: 'ECONNREFUSED' });
+  expect(readAnswer(failureAnswer(1, connectError))).toEqual({
     kind: 'failed',
     id: 1,
     code: 'ECONNREFUSED',
     message: 'connect ECONNREFUSED',
   });
-  expect(readAnswer(failed(1, new Error('x'.repeat(5000))))).toMatchObject({ kind: 'failed' });
-  expect(readAnswer(failed(1, new Error('')))).toMatchObject({ kind: 'failed' });
+  expect(readAnswer(failureAnswer(1, new Error('x'.repeat(5000))))).toMatchObject({ kind: 'failed' });
+  expect(readAnswer(failureAnswer(1, new Error('')))).toMatchObject({ kind: 'failed' });
 });

@@ -4,25 +4,25 @@ import { extname, join } from 'node:path';
 import { onAbort } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import { errnoOf } from '#base/errno.ts';
-import { type Answer, maxQuestions, type Question, readAnswer } from './network-messages.ts';
+import { type Answer, maxPendingQuestions, type Question, readAnswer } from './network-messages.ts';
 
 type QuestionFields<A extends Question['ask']> = Omit<Extract<Question, { readonly ask: A }>, 'id' | 'ask'>;
 
 /** A child process inside a network namespace. */
 export interface NetworkProcess extends Disposable {
-  readonly isOver: boolean;
-  /** All addresses of that name. Throws the system's error. */
+  readonly hasEnded: boolean;
+  /** Returns all addresses of the name. Throws the system's error. */
   lookup(what: QuestionFields<'lookup'>, signal: AbortSignal): Promise<readonly string[]>;
   /** Connects in the namespace and hands the socket over to this process. Throws the system's error. */
   connect(to: QuestionFields<'connect'>, signal: AbortSignal): Promise<Socket>;
 }
 
 /** The process ended before it was ready. */
-export class NotEntered extends Error {
+export class NamespaceNotEntered extends Error {
   /** The system's error code, if the process could not be started at all. */
   readonly code: string | undefined;
-  constructor(said: string, cause: unknown) {
-    super(said, { cause });
+  constructor(message: string, cause: unknown) {
+    super(message, { cause });
     this.code = errnoOf(cause);
   }
 }
@@ -32,14 +32,14 @@ interface PendingQuestion {
   reject(cause: unknown): void;
 }
 
-/** Usually a tenth of a second. */
-const startMs = 10_000;
+/** A process usually starts within 0.1 s. */
+const startTimeoutMs = 10_000;
 /** Callers usually give up much earlier. */
-const maxMs = 60_000;
+const maxAnswerMs = 60_000;
 const maxStderrChars = 2_000;
 
 /** Beside this file, in the sources as in the bundle. */
-const program = join(import.meta.dirname, `network-child${extname(import.meta.filename)}`);
+const childProgram = join(import.meta.dirname, `network-child${extname(import.meta.filename)}`);
 
 /** `enter`: a command that runs another one inside the namespace, by exec(2). */
 export async function startNetworkProcess(
@@ -47,86 +47,86 @@ export async function startNetworkProcess(
   clock: Clock,
   signal: AbortSignal,
 ): Promise<NetworkProcess> {
-  using limit = clock.deadline(startMs, signal);
+  using limit = clock.deadline(startTimeoutMs, signal);
   limit.signal.throwIfAborted();
   const [file, ...args] = enter;
-  const child = spawn(file, [...args, process.execPath, '--disable-warning=ExperimentalWarning', program], {
+  const child = spawn(file, [...args, process.execPath, '--disable-warning=ExperimentalWarning', childProgram], {
     // In a group of its own, so that Ctrl-C does not end it before us.
     detached: true,
     stdio: ['ignore', 'ignore', 'pipe', 'ipc'],
     env: { PATH: searchPath(), LC_ALL: 'C' },
   });
   const { promise: ready, resolve, reject } = Promise.withResolvers<void>();
-  const running = createRunning(child, clock, resolve, reject);
+  const networkProcess = createNetworkProcess(child, clock, resolve, reject);
   using _ = onAbort(limit.signal, () => reject(limit.signal.reason));
   try {
     await ready;
-    return running;
+    return networkProcess;
   } catch (cause) {
-    running[Symbol.dispose]();
+    networkProcess[Symbol.dispose]();
     throw cause;
   }
 }
 
-function createRunning(
+function createNetworkProcess(
   child: ChildProcess,
   clock: Clock,
   onReady: () => void,
-  onFailed: (cause: NotEntered) => void,
+  onFailed: (cause: NamespaceNotEntered) => void,
 ): NetworkProcess {
-  const waiting = new Map<number, PendingQuestion>();
+  const pendingQuestions = new Map<number, PendingQuestion>();
   let next = 1;
-  let isOver = false;
+  let hasEnded = false;
 
-  function end(said: string, cause?: unknown): void {
-    isOver = true;
-    onFailed(new NotEntered(said, cause));
-    for (const { reject } of waiting.values()) reject(new Error('the process in the network namespace ended'));
-    waiting.clear();
+  function end(message: string, cause?: unknown): void {
+    hasEnded = true;
+    onFailed(new NamespaceNotEntered(message, cause));
+    for (const { reject } of pendingQuestions.values()) reject(new Error('the process in the network namespace ended'));
+    pendingQuestions.clear();
   }
 
   child.on('message', (message, handle) => {
     const socket = handle instanceof Socket ? handle : undefined;
     const answer = readAnswer(message);
     if (answer?.kind === 'ready') return onReady();
-    const asker = answer === undefined ? undefined : waiting.get(answer.id);
+    const pending = answer === undefined ? undefined : pendingQuestions.get(answer.id);
     // The answer came too late.
-    if (answer === undefined || asker === undefined) return void socket?.on('error', () => undefined).destroy();
-    waiting.delete(answer.id);
-    asker.resolve({ answer, socket });
+    if (answer === undefined || pending === undefined) return void socket?.on('error', () => undefined).destroy();
+    pendingQuestions.delete(answer.id);
+    pending.resolve({ answer, socket });
   });
   const lastLine = lastStderrLine(child);
   child.once('error', (cause) => end(cause.message, cause));
   child.once('close', () => end(lastLine()));
 
-  async function ask(what: (id: number) => Question, signal: AbortSignal): Promise<AnswerWithSocket> {
-    using limit = clock.deadline(maxMs, signal);
+  async function ask(questionFor: (id: number) => Question, signal: AbortSignal): Promise<AnswerWithSocket> {
+    using limit = clock.deadline(maxAnswerMs, signal);
     limit.signal.throwIfAborted();
-    if (isOver) throw new Error('the process in the network namespace ended');
-    if (waiting.size >= maxQuestions) throw new Error('too many connections are being made at once');
+    if (hasEnded) throw new Error('the process in the network namespace ended');
+    if (pendingQuestions.size >= maxPendingQuestions) throw new Error('too many connections are being made at once');
     const id = next++;
     const { promise, resolve, reject } = Promise.withResolvers<AnswerWithSocket>();
-    waiting.set(id, { resolve, reject });
+    pendingQuestions.set(id, { resolve, reject });
     using _ = onAbort(limit.signal, () => {
       reject(limit.signal.reason);
-      tell({ id, ask: 'forget' });
+      send({ id, ask: 'forget' });
     });
-    tell(what(id));
+    send(questionFor(id));
     try {
       return await promise;
     } finally {
-      waiting.delete(id);
+      pendingQuestions.delete(id);
     }
   }
 
   /** Ignores errors: if a message cannot be sent, the process has ended, and its end is reported. */
-  const tell = (question: Question): void => {
+  const send = (question: Question): void => {
     if (child.connected) child.send(question, () => undefined);
   };
 
   return {
-    get isOver() {
-      return isOver;
+    get hasEnded() {
+      return hasEnded;
     },
     lookup: async (what, signal) => {
       const { answer } = await ask((id) => ({ id, ask: 'lookup', ...what }), signal);
@@ -139,7 +139,7 @@ function createRunning(
       throw failureOf(answer);
     },
     [Symbol.dispose]: () => {
-      isOver = true;
+      hasEnded = true;
       // SIGKILL, because the process may be stopped. It has nothing to clean up.
       child.kill('SIGKILL');
     },

@@ -6,7 +6,7 @@ import { isErrno } from '#base/errno.ts';
 import { enterNetwork, type FindNamespace, findNamedNamespace, namespacePath } from '#base/linux/network.ts';
 import { StowageError } from '#core/errors.ts';
 import type { RpcClientOptions } from '#wire/nfs3/index.ts';
-import { type NetworkProcess, NotEntered, startNetworkProcess } from './network-process.ts';
+import { NamespaceNotEntered, type NetworkProcess, startNetworkProcess } from './network-process.ts';
 
 /** A network namespace other than that of this process. */
 export interface Network extends Disposable {
@@ -19,29 +19,29 @@ export type EnterNetwork = (network: string, signal: AbortSignal) => Promise<Net
 
 /** Create one for the whole program. Node has no setns(2), so a child process enters the namespace. */
 export function createEnterNetwork(clock: Clock, find: FindNamespace = findNamedNamespace): EnterNetwork {
-  const entered = new Map<string, NamespaceAccess & { users: number }>();
+  const namespaces = new Map<string, NamespaceAccess & { users: number }>();
   return async (network, signal) => {
-    const shared = entered.get(network) ?? { users: 0, ...createNamespaceAccess(network, clock, find) };
-    entered.set(network, shared);
+    const shared = namespaces.get(network) ?? { users: 0, ...createNamespaceAccess(network, clock, find) };
+    namespaces.set(network, shared);
     shared.users++;
-    using leaving = new DisposableStack();
-    leaving.defer(() => {
+    using resources = new DisposableStack();
+    resources.defer(() => {
       if (--shared.users > 0) return;
-      entered.delete(network);
+      namespaces.delete(network);
       shared.close();
     });
-    await shared.reach(signal);
-    const leave = leaving.move();
+    await shared.ensureProcess(signal);
+    const sessionResources = resources.move();
     return {
-      lookup: async (host, until) => (await shared.reach(until)).lookup({ host }, until),
-      connect: ({ address, localPort, signal: until }) => connect(shared, { ...address, localPort }, until),
-      [Symbol.dispose]: () => leave.dispose(),
+      lookup: async (host, callSignal) => (await shared.ensureProcess(callSignal)).lookup({ host }, callSignal),
+      connect: ({ address, localPort, signal: callSignal }) => connect(shared, { ...address, localPort }, callSignal),
+      [Symbol.dispose]: () => sessionResources.dispose(),
     };
   };
 }
 
 async function connect(
-  { reach }: NamespaceAccess,
+  { ensureProcess: reach }: NamespaceAccess,
   { host, port, localPort }: { readonly host: string; readonly port: number; readonly localPort: number | undefined },
   signal: AbortSignal,
 ): Promise<Socket> {
@@ -53,7 +53,7 @@ async function connect(
 
 interface NamespaceAccess {
   /** The process in the namespace. Starts it if there is none. */
-  reach(signal: AbortSignal): Promise<NamespaceConnections>;
+  ensureProcess(signal: AbortSignal): Promise<NamespaceConnections>;
   close(): void;
 }
 
@@ -65,44 +65,44 @@ interface NamespaceConnections extends Pick<NetworkProcess, 'lookup' | 'connect'
 /** A namespace, the process in it, and the connections made there. */
 interface EnteredNamespace {
   readonly namespace: string;
-  isOver(): boolean;
+  hasEnded(): boolean;
   readonly started: Promise<NetworkProcess>;
   track(socket: Socket): void;
   abandon(): void;
 }
 
-/** Connections in a namespace without interfaces are silent, and calls on them would wait for their deadlines. So poll for a new one. */
-const lookMs = 5_000;
+/** Connections in a namespace that has lost its interfaces hang until the deadline of each call. So poll for a new namespace of that name. */
+const pollIntervalMs = 5_000;
 
 function createNamespaceAccess(network: string, clock: Clock, find: FindNamespace): NamespaceAccess {
   const closing = new AbortController();
   let current: EnteredNamespace | undefined;
-  let looking: Disposable | undefined;
+  let pollTimer: Disposable | undefined;
 
-  /** Takes no caller's signal, because other callers may wait for it too. */
+  /** Does not use a caller's signal, because other callers may wait for the same process. */
   function start(namespaceRef: string, namespace: string): EnteredNamespace {
-    let isOver: () => boolean = () => false;
+    let hasEnded: () => boolean = () => false;
     const started = enterNetwork(namespaceRef)
       .then((command) => startNetworkProcess(command, clock, closing.signal))
-      .then((there) => {
-        isOver = () => there.isOver;
-        if (closing.signal.aborted || current?.started !== started) there[Symbol.dispose]();
-        return there;
+      .then((networkProcess) => {
+        hasEnded = () => networkProcess.hasEnded;
+        if (closing.signal.aborted || current?.started !== started) networkProcess[Symbol.dispose]();
+        return networkProcess;
       });
     started.catch(() => {
-      isOver = () => true;
+      hasEnded = () => true;
     });
-    lookLater();
-    return { namespace, started, isOver: () => isOver(), ...createTrackedSockets() };
+    schedulePoll();
+    return { namespace, started, hasEnded: () => hasEnded(), ...createTrackedSockets() };
   }
 
   function end(): void {
-    current?.started.then((there) => there[Symbol.dispose]()).catch(() => undefined);
+    current?.started.then((networkProcess) => networkProcess[Symbol.dispose]()).catch(() => undefined);
     current = undefined;
-    looking?.[Symbol.dispose]();
+    pollTimer?.[Symbol.dispose]();
   }
 
-  /** Finds the namespace that has the name now. If it is a new one, ends our process, which is still in the old one. */
+  /** Finds the namespace that has the name now. If it is a new namespace, ends our process, which is still in the old one. */
   async function locateNamespace(signal: AbortSignal): Promise<readonly [namespaceRef: string, namespace: string]> {
     const namespaceRef = await find(network, signal);
     const namespace = await namespaceAt(network, namespaceRef);
@@ -114,23 +114,23 @@ function createNamespaceAccess(network: string, clock: Clock, find: FindNamespac
     return [namespaceRef, namespace];
   }
 
-  function lookLater(): void {
-    looking?.[Symbol.dispose]();
-    looking = clock.after(lookMs, () => void look());
+  function schedulePoll(): void {
+    pollTimer?.[Symbol.dispose]();
+    pollTimer = clock.after(pollIntervalMs, () => void poll());
   }
 
-  async function look(): Promise<void> {
-    using limit = clock.deadline(lookMs, closing.signal);
+  async function poll(): Promise<void> {
+    using limit = clock.deadline(pollIntervalMs, closing.signal);
     // Ignore errors here; callers of `reach` get them.
     await locateNamespace(limit.signal).catch(() => undefined);
-    if (current !== undefined) lookLater();
+    if (current !== undefined) schedulePoll();
   }
 
   return {
-    reach: async (signal) => {
+    ensureProcess: async (signal) => {
       signal.throwIfAborted();
       const [namespaceRef, namespace] = await locateNamespace(signal);
-      if (current?.isOver() === true) end();
+      if (current?.hasEnded() === true) end();
       current ??= start(namespaceRef, namespace);
       const { started, track } = current;
       try {
@@ -138,7 +138,7 @@ function createNamespaceAccess(network: string, clock: Clock, find: FindNamespac
         return { lookup, connect, track };
       } catch (cause) {
         signal.throwIfAborted();
-        throw cause instanceof NotEntered ? notEntered(network, cause) : cause;
+        throw cause instanceof NamespaceNotEntered ? enterFailure(network, cause) : cause;
       }
     },
     close: () => {
@@ -170,41 +170,43 @@ async function namespaceAt(network: string, namespaceRef: string): Promise<strin
     const { dev, ino } = await stat(namespacePath(namespaceRef), { bigint: true });
     return `${dev}:${ino}`;
   } catch (cause) {
-    throw isErrno(cause, 'EACCES', 'EPERM') ? denied(network, cause) : missing(network, namespaceRef, cause);
+    throw isErrno(cause, 'EACCES', 'EPERM')
+      ? networkDenied(network, cause)
+      : networkMissing(network, namespaceRef, cause);
   }
 }
 
-function notEntered(network: string, cause: NotEntered): StowageError {
-  if (cause.code === 'ENOENT') return toolMissing(network, cause);
-  if (/not permitted|permission denied/i.test(cause.message)) return denied(network, cause);
+function enterFailure(network: string, cause: NamespaceNotEntered): StowageError {
+  if (cause.code === 'ENOENT') return networkToolMissing(network, cause);
+  if (/not permitted|permission denied/i.test(cause.message)) return networkDenied(network, cause);
   return new StowageError(`the network ${network} cannot be used: ${cause.message}`, {
     code: 'unavailable',
     reason: 'nfs-network-unusable',
     action:
-      "Give a network namespace (ip netns list shows those with a name) in the store's option network, or in --from.",
+      "Set the store's option network, or --from, to a network namespace (ip netns list shows those with a name).",
     cause,
   });
 }
 
-const missing = (network: string, namespaceRef: string, cause: unknown): StowageError =>
+const networkMissing = (network: string, namespaceRef: string, cause: unknown): StowageError =>
   new StowageError(`the network ${network} does not exist: there is no ${namespacePath(namespaceRef)}`, {
     code: 'unavailable',
     reason: 'nfs-network-missing',
     action:
-      "Create it (ip netns add): Stowage then opens its stores; or correct the name in the store's option network, or in --from.",
+      "Create it (ip netns add), and Stowage opens its stores; or correct the name in the store's option network, or in --from.",
     cause,
   });
 
-const denied = (network: string, cause: unknown): StowageError =>
+const networkDenied = (network: string, cause: unknown): StowageError =>
   new StowageError(`Stowage may not enter the network ${network}`, {
     code: 'denied',
     reason: 'nfs-network-denied',
-    action: 'Run Stowage as root, with CAP_SYS_ADMIN; or leave out the option network.',
+    action: 'Run Stowage as root, with CAP_SYS_ADMIN; or remove the option network.',
     cause,
   });
 
-const toolMissing = (network: string, cause: unknown): StowageError =>
-  new StowageError(`the network ${network} cannot be entered: the program for it is not installed`, {
+const networkToolMissing = (network: string, cause: unknown): StowageError =>
+  new StowageError(`the network ${network} cannot be entered: nsenter or ip is not installed`, {
     code: 'unsupported',
     reason: 'nfs-network-tool-missing',
     action:

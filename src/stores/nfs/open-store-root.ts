@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
-import { coalesced } from '#base/coalesced.ts';
+import { coalesce } from '#base/coalesce.ts';
 import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
@@ -14,7 +14,7 @@ import { identityText, readIdentity, refuseOtherLayout, refuseOtherStore } from 
 import { encodeMeta } from '../file-store/meta.ts';
 import type { StoreRoot } from '../file-store/store-root.ts';
 import { type Connect, identityOf, type Session } from './connect.ts';
-import { createExplain } from './diagnosis.ts';
+import { createHangUpExplainer } from './diagnosis.ts';
 import { type ErrorContext, nfsFailure } from './failures.ts';
 import { createNfsFiles, type NfsFiles, undefinedIfFolderAbsent } from './files.ts';
 import { createFolders, type Folders } from './folders.ts';
@@ -50,8 +50,8 @@ export interface OpenNfsStoreRoot {
 
 const folders = ['tmp', 'deleting', 'trash', 'retained', 'locks', 'users', 'quota'];
 /** Calls to a server need no thread. This limits the memory for pending calls of one store. */
-const shortCalls = 128;
-const longCalls = 8;
+const maxShortCalls = 128;
+const maxLongCalls = 8;
 const identityTimeoutMs = 5_000;
 const identityRetryMs = 100;
 
@@ -87,39 +87,39 @@ export async function openNfsStoreRoot(parts: OpenNfsStoreRoot, scope: Scope): P
 }
 
 async function open(
-  { options, store, context, clock, readOnly, marks: process, held }: OpenNfsStoreRoot,
+  { options, store, context, clock, readOnly, marks: processMarks, held }: OpenNfsStoreRoot,
   session: Session,
-  first: FileHandle,
+  firstHandle: FileHandle,
   failure: (cause: unknown, doing: string) => StowageError,
   scope: Scope,
 ): Promise<NfsStoreRoot> {
   const { nfs } = session;
-  const explain = createExplain(session, clock);
+  const explain = createHangUpExplainer(session, clock);
   const root = displayLocation(options);
   const ownPath = (...names: readonly string[]): string => [root, '.stowage', ...names].join('/');
-  const marks = createMarks(process);
-  const current = { handle: first, identity: undefined as string | undefined };
+  const marks = createMarks(processMarks);
+  const current = { handle: firstHandle, identity: undefined as string | undefined };
   const deadlineMs = options.timeout;
-  const foldersAt = (rootHandle: () => FileHandle, renew: () => Promise<void>): Folders =>
-    createFolders({ nfs, root, rootHandle, renew, deadlineMs });
+  const foldersAt = (rootHandle: () => FileHandle, remount: () => Promise<void>): Folders =>
+    createFolders({ nfs, root, rootHandle, remount, deadlineMs });
   const filesIn = (found: Folders): NfsFiles =>
     createNfsFiles({ nfs, folders: found, deadlineMs, nextMark: marks.next });
-  const renew = coalesced(async () => {
+  const remount = coalesce(async () => {
     if (!(await isStale(nfs, current.handle, options.timeout))) return;
     const freshHandle = await session.mount(AbortSignal.timeout(options.timeout * 2));
     // Check that it is the same store before doing anything else there.
-    const there = filesIn(foldersAt(() => freshHandle, doNotRenew));
-    const uuid = (await readIdentity(there, ownPath('store.json')))?.uuid;
+    const freshFiles = filesIn(foldersAt(() => freshHandle, doNotRemount));
+    const uuid = (await readIdentity(freshFiles, ownPath('store.json')))?.uuid;
     if (uuid !== current.identity)
       throw differentStore(root, store, `it is store ${uuid ?? 'without an id'}; expected ${current.identity}`);
     current.handle = freshHandle;
   });
-  const handles = foldersAt(() => current.handle, renew);
-  const files = filesIn(handles);
-  const scratches = createScratchNames({ instance: context.instance, marks: process, clock });
-  const scratchPath = (): string => ownPath('tmp', scratches.next());
+  const rootFolders = foldersAt(() => current.handle, remount);
+  const files = filesIn(rootFolders);
+  const scratchNames = createScratchNames({ instance: context.instance, marks: processMarks, clock });
+  const scratchPath = (): string => ownPath('tmp', scratchNames.next());
   const uses = createUseRecordReader({ files, folder: ownPath('users'), scratchPath });
-  const io = createLockIo({ nfs, folders: handles, deadlineMs, ownFolder: ownPath('tmp') });
+  const io = createLockIo({ nfs, folders: rootFolders, deadlineMs, ownFolder: ownPath('tmp') });
   const lockFile = createLockFile({ io, marks, clock, ticks: createGuardTicks(io) });
   const hostLocks = createHostLocks({
     files,
@@ -137,8 +137,8 @@ async function open(
   });
 
   const room = async (signal?: AbortSignal): Promise<Room> => {
-    const within = { deadlineMs: shortDeadlineMs(options), ...(signal === undefined ? {} : { signal }) };
-    const { totalBytes, availableBytes } = await nfs.fsstat(current.handle, within);
+    const limits = { deadlineMs: shortDeadlineMs(options), ...(signal === undefined ? {} : { signal }) };
+    const { totalBytes, availableBytes } = await nfs.fsstat(current.handle, limits);
     return { totalBytes, freeBytes: availableBytes };
   };
 
@@ -159,10 +159,10 @@ async function open(
     identity: current.identity,
     baseUri: `nfs://${options.hosts[0]}${options.path}`,
     metaPath: (name) => `${root}/${name}.meta`,
-    isLeftover: scratches.isLeftover,
+    isLeftover: scratchNames.isLeftover,
     // The handle identifies the directory: a new one in its place has another handle.
     verify: async () => undefined,
-    callSlots: { short: createSlots(shortCalls), long: createSlots(longCalls) },
+    callSlots: { short: createSlots(maxShortCalls), long: createSlots(maxLongCalls) },
     failure: async (cause, doing) => failure(await explain(cause), doing),
     sync: async () => undefined,
     replaceRecord: createReplaceRecord(files, scratchPath),
@@ -171,7 +171,7 @@ async function open(
       files,
       folder: ownPath('reserve'),
       scratchPath,
-      free: async () => (await room()).freeBytes,
+      freeBytes: async () => (await room()).freeBytes,
     }),
     serverTime: () => serverTime(files, ownPath('tmp'), scratchPath),
     hostLocks: readOnly ? undefined : hostLocks,
@@ -179,7 +179,7 @@ async function open(
   };
 }
 
-const doNotRenew = async (): Promise<void> => undefined;
+const doNotRemount = async (): Promise<void> => undefined;
 
 const createReplaceRecord =
   (files: NfsFiles, scratchPath: () => string): StoreRoot['replaceRecord'] =>
@@ -221,11 +221,11 @@ async function establishIdentity(opening: EstablishIdentity, scope: Scope): Prom
 /** The locks between hosts on an export do not exclude a host that uses the directory as a local store. */
 async function refuseLocked(files: NfsFiles, root: string, lock: string): Promise<void> {
   if ((await undefinedIfFolderAbsent(files.lstat(lock))) === undefined) return;
-  throw new StowageError(`${root} is in use as a local store on the machine that has it`, {
+  throw new StowageError(`${root} is in use as a local store on the NFS server`, {
     code: 'conflict',
     reason: 'store-local-elsewhere',
     action:
-      'Give the NFS store a directory of its own; or open this one read-only: readOnly=true. Once no Stowage uses it as a local store, remove .stowage/lock there.',
+      'Use another directory for the NFS store; or open this one read-only: readOnly=true. Once no Stowage uses it as a local store, remove .stowage/lock there.',
   });
 }
 
@@ -284,9 +284,9 @@ async function awaitIdentity({ files, path, clock, scope }: CreateIdentity): Pro
 }
 
 function identityUnreadable(path: string): StowageError {
-  return new StowageError(`${path} has no id of the store`, {
+  return new StowageError(`${path} does not contain the id of the store`, {
     code: 'conflict',
     reason: 'record-unreadable',
-    action: 'Restore it from a backup; or remove it: Stowage makes a new one when it opens the store.',
+    action: 'Restore it from a backup; or remove it: Stowage creates a new one when it opens the store.',
   });
 }

@@ -69,7 +69,7 @@ describe('the URI', () => {
     expect(error.action).toMatch(/for example nfs:\/\/10\.10\.2\.4\/export\/silver$/);
   });
 
-  test('is shown as server:/export', () => {
+  test('is displayed as server:/export', () => {
     expect(displayLocation(parseOptions('nfs://a,b:2050/export/', {}))).toBe('a:/export');
     expect(displayLocation(parseOptions('nfs://[::1]/', {}))).toBe('[::1]:');
   });
@@ -203,11 +203,11 @@ describe('options', () => {
   test.each([
     [uri, { soft: '', hard: '' }, 'a store is either soft or hard'],
     [uri, { soft: 'false', hard: 'false' }, 'a store is either soft or hard'],
-    [uri, { client: 'host', tls: 'on' }, "the system's NFS client cannot do what the option tls asks for"],
+    [uri, { client: 'host', tls: 'on' }, "the system's NFS client does not support the option tls"],
     [
       uri,
       { client: 'host', network: 'netns:x', sourceport: '700' },
-      "the system's NFS client cannot do what the options network, sourceport ask for",
+      "the system's NFS client does not support the options network, sourceport",
     ],
     [uri, { sourceport: '800', nconnect: '2' }, 'several connections cannot have one source port'],
     ['nfs://server:2049/export', { port: '2050' }, 'the URI names port 2049 and the option port 2050'],
@@ -226,8 +226,8 @@ test.each([
     { soft: '', timeout: '5s', retries: '3', sync: '' },
     { softMs: 5_000, retries: 3, sync: true },
   ],
-])('a mount of a store with %j uses %j', async (options, way) => {
+])('a mount of a store with %j uses %j', async (options, connection) => {
   const { store } = await nfsStoreOnDisk(options);
   const volume = await store.create(volumeSpec('photos'), scope);
-  expect(await store.source(volume, scope)).toMatchObject({ way });
+  expect(await store.source(volume, scope)).toMatchObject({ way: connection });
 });

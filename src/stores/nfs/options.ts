@@ -10,9 +10,9 @@ import type { DataPaths } from '../file-store/layout.ts';
 import { parsePathTemplate } from './path-template.ts';
 
 /** Options that are part of a volume's source, unchanged. */
-type CarriedOptions = Pick<NfsConnection, 'client' | 'mountPort' | 'network' | 'retries' | 'sourcePorts' | 'tls'>;
+type SourceOptions = Pick<NfsConnection, 'client' | 'mountPort' | 'network' | 'retries' | 'sourcePorts' | 'tls'>;
 
-export interface NfsOptions extends NfsMountOptions, CarriedOptions {
+export interface NfsOptions extends NfsMountOptions, SourceOptions {
   /** Names or addresses of one server. If one does not answer, the next is tried. */
   readonly hosts: readonly [string, ...string[]];
   /** Undefined: 2049. */
@@ -30,34 +30,35 @@ export interface NfsOptions extends NfsMountOptions, CarriedOptions {
 
 export const optionHelp = {
   port: 'port of the NFS service (default: 2049)',
-  mountport: 'port of the MOUNT service (default: asked of the portmapper on port 111)',
-  sourceport: 'privileged: connections come from ports below 1024, as many servers want; or one port number',
-  uid: "numeric owner of a new volume's top directory (default: the owner that the server gives it)",
-  gid: "numeric group of a new volume's top directory (default: the same)",
+  mountport: 'port of the MOUNT service (default: the port that the portmapper on port 111 returns)',
+  sourceport: 'privileged: connect from source ports below 1024, which many servers require; or a single port number',
+  uid: "numeric owner of a new volume's top directory (default: the owner that the server assigns)",
+  gid: "numeric group of a new volume's top directory (default: the group that the server assigns)",
   mode: "permissions of a new volume's top directory, octal (default: 0755)",
   squash:
-    'none (default): the server sees root as root; root: it sees root as uid and gid; all: it sees every user as uid and gid. If the server maps root to nobody, set root with the uid that owns the export',
-  timeout: 'how long one call to the server may take, e.g. 10s (default)',
+    'none (default): root accesses the server as root; root: map root to uid and gid; all: map every user to uid and gid. If the server maps root to nobody, set squash=root and the uid that owns the export',
+  timeout: 'timeout of one call to the server, e.g. 10s (default)',
   retries:
-    'how often a connection is retried before a call of Stowage itself fails (default: 4); mounted volumes with soft: how often the time-out is waited for again before applications get an error (default: 0; with client=host at least 1)',
-  soft: 'mounted volumes: applications get an error (EIO) when the server does not answer within the time-out, and what they wrote shortly before may be lost',
-  sync: "mounted volumes: a write is answered when it is on the server's disk, as if every file were opened with O_SYNC; much slower (default: when the file is closed or synced)",
-  hard: 'mounted volumes (default): applications wait for the server, however long; they can be killed, and the control plane never waits',
-  rsize: 'mounted volumes: most bytes in one read, e.g. 1M (default)',
-  wsize: 'mounted volumes: most bytes in one write, e.g. 1M (default)',
+    'connection retries before a call of Stowage itself fails (default: 4); volumes mounted with soft: retries after a timeout before applications get EIO (default: 0; with client=host at least 1)',
+  soft: 'mounted volumes: applications get EIO if the server does not answer within the timeout; recent writes may be lost',
+  sync: "mounted volumes: every write waits until the data are on the server's disk, as with O_SYNC; much slower (default: data are written to disk when a file is closed or synced)",
+  hard: 'mounted volumes (default): applications wait for the server without a limit; they can be killed, and the control plane never waits',
+  rsize: 'mounted volumes: maximum size of a read, e.g. 1M (default)',
+  wsize: 'mounted volumes: maximum size of a write, e.g. 1M (default)',
   client:
-    "built-in (default): volumes are mounted by Stowage's own data path, which survives its own crashes and upgrades; host: by the NFS client of the system (mount.nfs), for stores without tls, network, squash and a single sourceport",
+    "built-in (default): mount volumes with Stowage's own NFS client; mounts survive its crashes and upgrades; host: mount with the system's NFS client (mount.nfs), which does not support tls, network, squash or a single sourceport",
   locks:
-    'refused (default): flock and POSIX locks answer ENOLCK, since other nodes would not see them; node: they hold between the processes of one node, for volumes that only one node uses',
-  nconnect: 'TCP connections to the server, 1 (default) to 16, shared by stores with the same server and options',
-  tls: 'on: encrypted, server certificate checked against those the system trusts; or a folder with ca.pem, and client.pem and client.key where the server requires a client certificate (RFC 9289); mount.pem and mount.key in it, if there, are what mounts show instead',
+    'refused (default): flock and POSIX locks fail with ENOLCK, because other nodes would not see them; node: locks work between processes of the same node, for volumes that only one node uses',
+  nconnect:
+    'number of TCP connections to the server, 1 (default) to 16; stores with the same server and options share them',
+  tls: "on: encrypt connections (RFC 9289) and verify the server's certificate with the system's trust store; or a folder with ca.pem, and with client.pem and client.key if the server requires a client certificate; if the folder contains mount.pem and mount.key, mounts use these instead",
   network:
-    'where traffic to the server starts: netns:NAME or the path of a network namespace; docker:NAME or podman:NAME, a network of that engine (default: the host)',
+    "network to connect to the server from: netns:NAME or the path of a network namespace; docker:NAME or podman:NAME for a network of that engine (default: the host's network)",
   pathTemplate:
-    'where data go below the export, of {name}, {id} and {label:KEY}, e.g. {label:team}/{name} (default: {name})',
+    "path of a volume's data below the export, built from {name}, {id} and {label:KEY}, e.g. {label:team}/{name} (default: {name})",
 } as const;
 
-type GivenOptions = Readonly<Record<string, string>>;
+type RawOptions = Readonly<Record<string, string>>;
 
 function invalid(message: string, action: string): StowageError {
   return new StowageError(message, { code: 'invalid', reason: 'store-option-invalid', action });
@@ -66,15 +67,15 @@ function invalid(message: string, action: string): StowageError {
 const invalidValue = (key: keyof typeof optionHelp, value: string): StowageError =>
   invalid(`${quoted(value)} is not a value for the option ${key}`, `${key}: ${optionHelp[key]}.`);
 
-function integer(given: GivenOptions, key: keyof typeof optionHelp, least: number, most: number): number | undefined {
+function parseInteger(given: RawOptions, key: keyof typeof optionHelp, min: number, max: number): number | undefined {
   const value = given[key];
   if (value === undefined) return undefined;
-  if (!/^\d{1,10}$/.test(value) || Number(value) < least || Number(value) > most) throw invalidValue(key, value);
+  if (!/^\d{1,10}$/.test(value) || Number(value) < min || Number(value) > max) throw invalidValue(key, value);
   return Number(value);
 }
 
-function oneOf<T extends string>(
-  given: GivenOptions,
+function parseChoice<T extends string>(
+  given: RawOptions,
   key: keyof typeof optionHelp,
   allowed: readonly T[],
 ): T | undefined {
@@ -85,53 +86,53 @@ function oneOf<T extends string>(
   return found;
 }
 
-function flag(given: GivenOptions, key: 'soft' | 'hard' | 'sync'): boolean | undefined {
-  const value = oneOf(given, key, ['', 'true', 'false']);
+function parseFlag(given: RawOptions, key: 'soft' | 'hard' | 'sync'): boolean | undefined {
+  const value = parseChoice(given, key, ['', 'true', 'false']);
   return value === undefined ? undefined : value !== 'false';
 }
 
-function mode(given: GivenOptions): number {
+function parseMode(given: RawOptions): number {
   const value = given['mode'] ?? '0755';
   if (!/^0?[0-7]{3,4}$/.test(value)) throw invalidValue('mode', value);
   return Number.parseInt(value, 8);
 }
 
-const maxTransfer = 1024 * 1024;
-const minTransfer = 4096;
+const maxTransferBytes = 1024 * 1024;
+const minTransferBytes = 4096;
 
-function transfer(given: GivenOptions, key: 'rsize' | 'wsize'): number {
+function parseTransferSize(given: RawOptions, key: 'rsize' | 'wsize'): number {
   const value = given[key];
-  const bytes = value === undefined ? BigInt(maxTransfer) : parseSize(value);
-  if (bytes === undefined || bytes < minTransfer || bytes > maxTransfer) throw invalidValue(key, value ?? '');
+  const bytes = value === undefined ? BigInt(maxTransferBytes) : parseSize(value);
+  if (bytes === undefined || bytes < minTransferBytes || bytes > maxTransferBytes) throw invalidValue(key, value ?? '');
   return Number(bytes);
 }
 
-const maxTimeout = 10 * 60_000;
+const maxTimeoutMs = 10 * 60_000;
 
-function timeout(given: GivenOptions): number {
+function parseTimeout(given: RawOptions): number {
   const value = given['timeout'] ?? '10s';
   const ms = parseDuration(value);
-  if (ms === undefined || ms < 100 || ms > maxTimeout) throw invalidValue('timeout', value);
+  if (ms === undefined || ms < 100 || ms > maxTimeoutMs) throw invalidValue('timeout', value);
   return ms;
 }
 
-function hard(given: GivenOptions): boolean {
-  const [isHard, isSoft] = [flag(given, 'hard'), flag(given, 'soft')];
+function parseHard(given: RawOptions): boolean {
+  const [isHard, isSoft] = [parseFlag(given, 'hard'), parseFlag(given, 'soft')];
   if (isHard !== undefined && isSoft !== undefined && isHard === isSoft)
     throw invalid('a store is either soft or hard', 'Give one of the two.');
   return isHard ?? (isSoft === undefined || !isSoft);
 }
 
-function sourcePorts(given: GivenOptions): NfsOptions['sourcePorts'] {
+function parseSourcePorts(given: RawOptions): NfsOptions['sourcePorts'] {
   if (given['sourceport'] === 'privileged') return 'privileged';
-  const port = integer(given, 'sourceport', 1, 65_535);
+  const port = parseInteger(given, 'sourceport', 1, 65_535);
   // One source port allows one connection.
-  if (port !== undefined && (integer(given, 'nconnect', 1, 16) ?? 1) > 1)
+  if (port !== undefined && (parseInteger(given, 'nconnect', 1, 16) ?? 1) > 1)
     throw invalid('several connections cannot have one source port', `Use sourceport=privileged, or nconnect=1.`);
   return port;
 }
 
-function tls(given: GivenOptions): NfsOptions['tls'] {
+function parseTls(given: RawOptions): NfsOptions['tls'] {
   const value = given['tls'];
   if (value === undefined || value === 'off' || value === 'false') return undefined;
   if (value === '' || value === 'on' || value === 'true') return { folder: undefined };
@@ -139,7 +140,7 @@ function tls(given: GivenOptions): NfsOptions['tls'] {
   return { folder: value };
 }
 
-function network(given: GivenOptions): string | undefined {
+function parseNetwork(given: RawOptions): string | undefined {
   const value = given['network'];
   if (value === undefined) return undefined;
   if (isAbsolute(value) || /^(?:netns|docker|podman):[A-Za-z0-9][A-Za-z0-9_.-]{0,200}$/.test(value)) return value;
@@ -147,20 +148,20 @@ function network(given: GivenOptions): string | undefined {
 }
 
 /** Options that the system's NFS client does not support. */
-const builtInOnly = ['tls', 'network', 'squash'] as const;
+const builtInOnlyOptions = ['tls', 'network', 'squash'] as const;
 
-function client(given: GivenOptions): NfsOptions['client'] {
-  const wanted = oneOf(given, 'client', ['built-in', 'host']) ?? 'built-in';
-  if (wanted === 'built-in') return wanted;
-  const isPlain = (key: string): boolean => [undefined, 'off', 'false', 'none'].includes(given[key]);
-  const needing = [
-    ...builtInOnly.filter((key) => !isPlain(key)),
-    ...(sourcePorts(given) === undefined || given['sourceport'] === 'privileged' ? [] : ['sourceport']),
+function parseClient(given: RawOptions): NfsOptions['client'] {
+  const choice = parseChoice(given, 'client', ['built-in', 'host']) ?? 'built-in';
+  if (choice === 'built-in') return choice;
+  const isDefault = (key: string): boolean => [undefined, 'off', 'false', 'none'].includes(given[key]);
+  const unsupported = [
+    ...builtInOnlyOptions.filter((key) => !isDefault(key)),
+    ...(parseSourcePorts(given) === undefined || given['sourceport'] === 'privileged' ? [] : ['sourceport']),
   ];
-  if (needing.length === 0) return wanted;
+  if (unsupported.length === 0) return choice;
   throw invalid(
-    `the system's NFS client cannot do what the option${needing.length === 1 ? '' : 's'} ${needing.join(', ')} ask${needing.length === 1 ? 's' : ''} for`,
-    'Leave out client=host: the built-in client can.',
+    `the system's NFS client does not support the option${unsupported.length === 1 ? '' : 's'} ${unsupported.join(', ')}`,
+    'Remove client=host: the built-in client supports them.',
   );
 }
 
@@ -178,10 +179,10 @@ interface ParsedUri {
 }
 
 /** The longest path that can be mounted: RFC 1813, section 5.1.4. */
-const maxPath = 1024;
+const maxPathBytes = 1024;
 const isHost = (host: string): boolean =>
-  host.startsWith('[') ? host.endsWith(']') && isIPv6(bare(host)) : /^[A-Za-z0-9_.-]+$/.test(host);
-const bare = (host: string): string => host.replace(/^\[|\]$/g, '');
+  host.startsWith('[') ? host.endsWith(']') && isIPv6(withoutBrackets(host)) : /^[A-Za-z0-9_.-]+$/.test(host);
+const withoutBrackets = (host: string): string => host.replace(/^\[|\]$/g, '');
 
 function parseUri(uri: string): ParsedUri {
   if (uri.includes('#')) throw invalidUri(uri, "it has a # in it, where a URI's path ends");
@@ -201,18 +202,18 @@ function parseUri(uri: string): ParsedUri {
   if (path === '') throw invalidUri(uri, 'the path is missing');
   if (/[\0-\x1f]/.test(path)) throw invalidUri(uri, 'the path contains control characters');
   if (path.split('/').includes('..')) throw invalidUri(uri, 'the path must not contain ..');
-  if (Buffer.byteLength(path) > maxPath) throw invalidUri(uri, `the path is longer than ${maxPath} bytes`);
-  const clean = normalize(path);
+  if (Buffer.byteLength(path) > maxPathBytes) throw invalidUri(uri, `the path is longer than ${maxPathBytes} bytes`);
+  const normalized = normalize(path);
   return {
-    hosts: [bare(first), ...others.map(bare)],
+    hosts: [withoutBrackets(first), ...others.map(withoutBrackets)],
     port: port === undefined ? undefined : Number(port),
-    path: clean.length > 1 && clean.endsWith('/') ? clean.slice(0, -1) : clean,
+    path: normalized.length > 1 && normalized.endsWith('/') ? normalized.slice(0, -1) : normalized,
   };
 }
 
-export function parseOptions(uri: string, given: GivenOptions): NfsOptions {
+export function parseOptions(uri: string, given: RawOptions): NfsOptions {
   const { hosts, port, path } = parseUri(uri);
-  const givenPort = integer(given, 'port', 1, 65_535);
+  const givenPort = parseInteger(given, 'port', 1, 65_535);
   if (givenPort !== undefined && port !== undefined && givenPort !== port)
     throw invalid(`the URI names port ${port} and the option port ${givenPort}`, 'Give one of the two.');
   // 2^32-1 means "leave as it is" to chown(2).
@@ -221,23 +222,23 @@ export function parseOptions(uri: string, given: GivenOptions): NfsOptions {
     hosts,
     path,
     port: givenPort ?? port,
-    mountPort: integer(given, 'mountport', 1, 65_535),
-    uid: integer(given, 'uid', 0, maxId),
-    gid: integer(given, 'gid', 0, maxId),
-    mode: mode(given),
-    squash: oneOf(given, 'squash', ['none', 'root', 'all']) ?? 'none',
-    retries: integer(given, 'retries', 0, 100),
-    sync: flag(given, 'sync') ?? false,
-    timeout: timeout(given),
-    hard: hard(given),
-    maxRead: transfer(given, 'rsize'),
-    maxWrite: transfer(given, 'wsize'),
-    connections: integer(given, 'nconnect', 1, 16) ?? 1,
-    sourcePorts: sourcePorts(given),
-    tls: tls(given),
-    network: network(given),
-    client: client(given),
-    locks: oneOf(given, 'locks', ['node', 'refused']) ?? 'refused',
+    mountPort: parseInteger(given, 'mountport', 1, 65_535),
+    uid: parseInteger(given, 'uid', 0, maxId),
+    gid: parseInteger(given, 'gid', 0, maxId),
+    mode: parseMode(given),
+    squash: parseChoice(given, 'squash', ['none', 'root', 'all']) ?? 'none',
+    retries: parseInteger(given, 'retries', 0, 100),
+    sync: parseFlag(given, 'sync') ?? false,
+    timeout: parseTimeout(given),
+    hard: parseHard(given),
+    maxRead: parseTransferSize(given, 'rsize'),
+    maxWrite: parseTransferSize(given, 'wsize'),
+    connections: parseInteger(given, 'nconnect', 1, 16) ?? 1,
+    sourcePorts: parseSourcePorts(given),
+    tls: parseTls(given),
+    network: parseNetwork(given),
+    client: parseClient(given),
+    locks: parseChoice(given, 'locks', ['node', 'refused']) ?? 'refused',
     pathTemplate: given['pathTemplate'] === undefined ? undefined : parsePathTemplate(given['pathTemplate']),
   };
 }

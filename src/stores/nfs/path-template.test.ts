@@ -17,7 +17,7 @@ const id = newVolumeId();
 const fill = (template: string, name: string, labels: Labels = {}): string =>
   parsePathTemplate(template).pathFor({ id, name: volumeName(name), labels });
 
-describe('filling in', () => {
+describe('a path template', () => {
   test.each([
     ['{name}', 'photos'],
     ['{id}', id],
@@ -52,25 +52,25 @@ describe('filling in', () => {
     ['{label:}/{name}', '{label:} is unknown'],
     ['{label:a b}/{name}', '{label:a b} is unknown'],
     ['{Name}', '{Name} is unknown'],
-    ['{name', 'a brace stands alone'],
-    ['name}', 'a brace stands alone'],
-    ['{{name}}', 'a brace stands alone'],
-    ['fixed', 'volumes could not be told apart'],
-    ['{name}/data', 'volumes could not be told apart'],
-    ['{label:team}', 'volumes could not be told apart'],
-    ['{label:team}-{name}', 'volumes could not be told apart'],
-    ['{name}{label:team}', 'volumes could not be told apart'],
+    ['{name', 'a brace has no partner'],
+    ['name}', 'a brace has no partner'],
+    ['{{name}}', 'a brace has no partner'],
+    ['fixed', 'two volumes could get the same path'],
+    ['{name}/data', 'two volumes could get the same path'],
+    ['{label:team}', 'two volumes could get the same path'],
+    ['{label:team}-{name}', 'two volumes could get the same path'],
+    ['{name}{label:team}', 'two volumes could get the same path'],
     ['1/2/3/4/5/6/7/8/{name}', 'it has more than 8 parts'],
   ])('%j is refused: %s', (template, why) => {
     const error = refusalOf(() => parsePathTemplate(template));
     expect(error).toMatchObject({ code: 'invalid', reason: 'store-option-invalid' });
     expect(error.message).toContain('is not a path template: ');
     expect(error.message).toContain(why);
-    expect(error.action).toMatch(/^Write it of \{name\}, \{id\} and \{label:KEY\}/);
+    expect(error.action).toMatch(/^Build the path from \{name\}, \{id\} and \{label:KEY\}/);
   });
 
-  test.each(['', 'absent'])('a label that is %j', (how) => {
-    const labels: Labels = how === '' ? { team: '' } : { other: 'x' };
+  test.each(['', 'absent'])('a label that is %j', (label) => {
+    const labels: Labels = label === '' ? { team: '' } : { other: 'x' };
     expect(refusalOf(() => fill('{label:team}/{name}', 'photos', labels))).toMatchObject({
       code: 'invalid',
       reason: 'label-missing',
@@ -88,7 +88,7 @@ describe('filling in', () => {
     (team) => {
       const error = refusalOf(() => fill('{label:team}/{name}', 'photos', { team }));
       expect(error).toMatchObject({ code: 'invalid', reason: 'label-unfit-for-path' });
-      expect(error.action).toMatch(/use labels without slashes, dots in front and the like/);
+      expect(error.action).toMatch(/use labels without slashes or a leading dot/);
     },
   );
 
@@ -125,7 +125,7 @@ describe('in a store', () => {
     return source.kind === 'nfs' ? source.path : '';
   };
 
-  test('folders are created for the first volume, and removed with the last', async () => {
+  test('folders are created with their first volume, and removed with the last', async () => {
     const { store, folder } = await storeWith('teams/{label:team}/{name}');
     const [a, b] = [await create(store, 'a', 'red'), await create(store, 'b', 'red')];
     const c = await create(store, 'c', 'blue');
@@ -173,19 +173,19 @@ describe('in a store', () => {
     const made = await create(store, 'a', 'red');
     writeFileSync(join(folder, 'red', 'a', 'data'), 'x');
     await store.rename(made, volumeName('b'), scope);
-    const again = store.create(spec('a', { team: 'red' }, { requestId: 'another' }), scope);
-    expect(await refusal(again)).toMatchObject({ code: 'exists' });
+    const recreation = store.create(spec('a', { team: 'red' }, { requestId: 'another' }), scope);
+    expect(await refusal(recreation)).toMatchObject({ code: 'exists' });
     expect(readFileSync(join(folder, 'red', 'a', 'data'), 'utf8')).toBe('x');
   });
 
-  test('trash and restore', async () => {
+  test('a volume is restored from the trash at its old path', async () => {
     const { store, folder } = await storeWith('{label:team}/{name}');
     const made = await create(store, 'a', 'red');
     writeFileSync(join(folder, 'red', 'a', 'data'), 'x');
     await store.trash.put(made, keptForAWeek(5), scope);
     expect(readdirSync(folder)).toEqual(['.stowage']);
-    const back = await store.trash.restore(made.id, volumeName('b'), scope);
-    expect(await pathOf(store, back)).toBe('/export/red/a');
+    const restored = await store.trash.restore(made.id, volumeName('b'), scope);
+    expect(await pathOf(store, restored)).toBe('/export/red/a');
     expect(readFileSync(join(folder, 'red', 'a', 'data'), 'utf8')).toBe('x');
     expect(existsSync(join(folder, 'red', '.stowage-folder'))).toBe(true);
   });
@@ -196,8 +196,8 @@ describe('in a store', () => {
     writeFileSync(join(folder, 'red', 'a', 'data'), 'first');
     await store.trash.put(first, keptForAWeek(5), scope);
     const second = await store.create(spec('a', { team: 'red' }, { requestId: 'another' }), scope);
-    const back = await store.trash.restore(first.id, volumeName('b'), scope);
-    const path = await pathOf(store, back);
+    const restored = await store.trash.restore(first.id, volumeName('b'), scope);
+    const path = await pathOf(store, restored);
     expect(path).toMatch(/^\/export\/red\/a-[0-9a-f]{8}$/);
     expect(readFileSync(join(folder, path.slice('/export/'.length), 'data'), 'utf8')).toBe('first');
     expect(await pathOf(store, second)).toBe('/export/red/a');
@@ -205,45 +205,47 @@ describe('in a store', () => {
   });
 
   test('an empty volume never becomes the folder of another', async () => {
-    const under = await storeWith('{label:team}/{name}');
-    const { store, folder } = under;
-    const other = await under.another('instance-2', { pathTemplate: '{name}' });
+    const storeUnderTest = await storeWith('{label:team}/{name}');
+    const { store, folder } = storeUnderTest;
+    const other = await storeUnderTest.another('instance-2', { pathTemplate: '{name}' });
     const red = await other.create(spec('red', {}), scope);
-    const work = store.create(spec('a', { team: 'red' }), scope);
-    expect(await refusal(work)).toMatchObject({ code: 'exists', reason: 'folder-occupied' });
+    const creation = store.create(spec('a', { team: 'red' }), scope);
+    expect(await refusal(creation)).toMatchObject({ code: 'exists', reason: 'folder-occupied' });
     expect(readdirSync(join(folder, 'red'))).toEqual([]);
     expect(readdirSync(folder).sort()).toEqual(['.stowage', 'red', 'red.meta']);
     await other.delete(red, scope);
     await store.create(spec('a', { team: 'red' }, { requestId: 'again' }), scope);
   });
 
-  test('a folder that a crash left without its mark is used', async () => {
+  test('a folder that a crash left without its marker is used', async () => {
     const { store, folder } = await storeWith('{label:team}/{name}');
     await mkdir(join(folder, 'red'));
     await create(store, 'a', 'red');
     expect(readdirSync(join(folder, 'red')).sort()).toEqual(['.stowage-folder', 'a']);
   });
 
-  test('release and adopt', async () => {
+  test('a released volume is adopted at its old path', async () => {
     const { store, folder } = await storeWith('{label:team}/{name}');
     const made = await create(store, 'a', 'red');
     writeFileSync(join(folder, 'red', 'a', 'data'), 'x');
     await store.adoption.release(made, scope);
     expect(await store.adoption.adoptable(scope)).toEqual([{ name: 'a' }]);
-    const back = await store.adoption.adopt(volumeName('a'), spec('a', {}, { requestId: 'adopt' }), scope);
-    expect(back.id).toBe(made.id);
-    expect(await pathOf(store, back)).toBe('/export/red/a');
+    const adopted = await store.adoption.adopt(volumeName('a'), spec('a', {}, { requestId: 'adopt' }), scope);
+    expect(adopted.id).toBe(made.id);
+    expect(await pathOf(store, adopted)).toBe('/export/red/a');
   });
 
   test('folders are not volumes, and cannot be adopted', async () => {
-    const under = await storeWith('{label:team}/{name}');
-    const made = await create(under.store, 'a', 'red');
-    expect((await under.store.adoption.adoptable(scope)).filter(({ reason }) => reason === undefined)).toEqual([]);
-    const orphans = await under.store.housekeeping.orphans(scope);
+    const storeUnderTest = await storeWith('{label:team}/{name}');
+    const made = await create(storeUnderTest.store, 'a', 'red');
+    expect((await storeUnderTest.store.adoption.adoptable(scope)).filter(({ reason }) => reason === undefined)).toEqual(
+      [],
+    );
+    const orphans = await storeUnderTest.store.housekeeping.orphans(scope);
     expect(orphans.filter(({ kind }) => kind === 'unrecorded-directory')).toEqual([]);
-    const adopting = under.store.adoption.adopt(volumeName('red'), spec('red', {}), scope);
+    const adopting = storeUnderTest.store.adoption.adopt(volumeName('red'), spec('red', {}), scope);
     expect(await refusal(adopting)).toMatchObject({ code: 'conflict', reason: 'not-adoptable' });
-    const readOnly = await under.reopenReadOnly();
+    const readOnly = await storeUnderTest.reopenReadOnly();
     expect(await readOnly.names(scope)).toEqual(['a']);
     expect(await Array.fromAsync(readOnly.list(scope))).toMatchObject([{ id: made.id }]);
     expect(await pathOf(readOnly, made)).toBe('/export/red/a');
@@ -258,12 +260,12 @@ describe('in a store', () => {
     expect(readdirSync(join(folder, 'red'))).toEqual(['something']);
   });
 
-  test('a store that is opened with another template keeps what it has', async () => {
-    const under = await storeWith('{label:team}/{name}');
-    const made = await create(under.store, 'a', 'red');
-    const other = await under.another('instance-2', { pathTemplate: '{name}' });
+  test('a store that is opened with another template keeps the paths of its volumes', async () => {
+    const storeUnderTest = await storeWith('{label:team}/{name}');
+    const made = await create(storeUnderTest.store, 'a', 'red');
+    const other = await storeUnderTest.another('instance-2', { pathTemplate: '{name}' });
     expect(await pathOf(other, made)).toBe('/export/red/a');
-    const inside = other.create(spec('red', {}), scope);
-    expect(await refusal(inside)).toMatchObject({ code: 'exists' });
+    const creation = other.create(spec('red', {}), scope);
+    expect(await refusal(creation)).toMatchObject({ code: 'exists' });
   });
 });

@@ -12,7 +12,7 @@ import { createScratchFolder } from '#testing/scratch-folder.ts';
 import type { NfsClient } from '#wire/nfs3/index.ts';
 import { createNfsStoreKind } from './kind.ts';
 
-const minute = 60_000;
+const minuteMs = 60_000;
 const scope = { signal: new AbortController().signal, log: silentLog() };
 
 type Kind = ReturnType<typeof createNfsStoreKind>;
@@ -23,11 +23,11 @@ async function check(kind: Kind, uri: string): Promise<void> {
   expect(found?.steps.map(({ step, ok }) => `${step} ${ok}`).at(-1)).toBe('room true');
 }
 
-/** As a check leaves it that is killed; so long ago. */
-function leave(path: string, ageMs: number, text = 'probe\n'): string {
+/** Creates the file of a check that was killed `ageMs` ago. */
+function leaveProbe(path: string, ageMs: number, text = 'probe\n'): string {
   writeFileSync(path, text);
-  const at = (Date.now() - ageMs) / 1000;
-  utimesSync(path, at, at);
+  const seconds = (Date.now() - ageMs) / 1000;
+  utimesSync(path, seconds, seconds);
   return path;
 }
 
@@ -37,43 +37,43 @@ describe.skipIf(needs('ganesha', 'root'))('on a real server, a check', () => {
   test('removes files of checks that were killed long ago, and nothing else', async () => {
     const { folder, uri } = ganesha.fresh();
     const { nfsPort, mountPort } = ganesha.server;
-    const at = (name: string): string => join(folder, name);
-    const old = 11 * minute;
-    const gone = [
-      leave(at('.stowage-check-0123456789ab'), old),
-      // Killed before it had written anything.
-      leave(at('.stowage-check-0123456789ac'), old, ''),
+    const pathIn = (name: string): string => join(folder, name);
+    const oldMs = 11 * minuteMs;
+    const removedPaths = [
+      leaveProbe(pathIn('.stowage-check-0123456789ab'), oldMs),
+      // The file of a check that was killed before it wrote anything.
+      leaveProbe(pathIn('.stowage-check-0123456789ac'), oldMs, ''),
     ];
-    leave(at('.stowage-check-0123456789ad'), 9 * minute);
-    leave(at('.stowage-check-0123456789ae'), old, 'mine!\n');
-    leave(at('.stowage-check-0123456789af'), old, 'probe\nand more');
-    leave(at('.stowage-check-0123456789AB'), old);
-    leave(at('.stowage-check-0123456789abc'), old);
-    leave(at('stowage-check-0123456789ab'), old);
-    mkdirSync(at('.stowage-check-0123456789b0'));
-    symlinkSync(at('stowage-check-0123456789ab'), at('.stowage-check-0123456789b1'));
-    utimesSync(at('.stowage-check-0123456789b0'), 1, 1);
+    leaveProbe(pathIn('.stowage-check-0123456789ad'), 9 * minuteMs);
+    leaveProbe(pathIn('.stowage-check-0123456789ae'), oldMs, 'mine!\n');
+    leaveProbe(pathIn('.stowage-check-0123456789af'), oldMs, 'probe\nand more');
+    leaveProbe(pathIn('.stowage-check-0123456789AB'), oldMs);
+    leaveProbe(pathIn('.stowage-check-0123456789abc'), oldMs);
+    leaveProbe(pathIn('stowage-check-0123456789ab'), oldMs);
+    mkdirSync(pathIn('.stowage-check-0123456789b0'));
+    symlinkSync(pathIn('stowage-check-0123456789ab'), pathIn('.stowage-check-0123456789b1'));
+    utimesSync(pathIn('.stowage-check-0123456789b0'), 1, 1);
     const before = readdirSync(folder);
     await check(
       createNfsStoreKind(),
       `${uri.replace(ganesha.server.host, `${ganesha.server.host}:${nfsPort}`)}?mountport=${mountPort}`,
     );
-    expect(gone.filter((path) => existsSync(path))).toEqual([]);
-    expect(readdirSync(folder)).toEqual(before.filter((name) => !gone.includes(at(name))));
+    expect(removedPaths.filter((path) => existsSync(path))).toEqual([]);
+    expect(readdirSync(folder)).toEqual(before.filter((name) => !removedPaths.includes(pathIn(name))));
   });
 });
 
 describe('the file of a check that was killed', () => {
-  function stand(script: (real: NfsClient) => Partial<NfsClient> = () => ({})) {
-    const ground = createScratchFolder();
-    onTestFinished(() => ground[Symbol.dispose]());
-    const { folder } = ground;
+  function startFixture(script: (real: NfsClient) => Partial<NfsClient> = () => ({})) {
+    const scratch = createScratchFolder();
+    onTestFinished(() => scratch[Symbol.dispose]());
+    const { folder } = scratch;
     const clock = createFakeClock();
     const connect = connectScripted(folder, script);
     const kind = createNfsStoreKind(clock, connect, () => connect);
     return {
       clock,
-      leave: (ageMs: number) => leave(join(folder, '.stowage-check-0123456789ab'), ageMs),
+      leave: (ageMs: number) => leaveProbe(join(folder, '.stowage-check-0123456789ab'), ageMs),
       folder,
       check: () => check(kind, 'nfs://nowhere/export'),
     };
@@ -81,32 +81,32 @@ describe('the file of a check that was killed', () => {
 
   test('is removed when it is old, though not every check lists the directory', async () => {
     let listings = 0;
-    const on = stand((real) => ({
+    const fixture = startFixture((real) => ({
       readdir: (...args) => {
         listings++;
         return real.readdir(...args);
       },
     }));
-    on.leave(minute);
-    await on.check();
-    expect(readdirSync(on.folder)).toHaveLength(1);
-    const each = listings;
-    on.leave(11 * minute);
-    on.clock.advance(9 * minute);
-    await on.check();
-    expect([readdirSync(on.folder).length, listings]).toEqual([1, each]);
-    on.clock.advance(minute);
-    await on.check();
-    expect([readdirSync(on.folder).length, listings]).toEqual([0, 2 * each]);
+    fixture.leave(minuteMs);
+    await fixture.check();
+    expect(readdirSync(fixture.folder)).toHaveLength(1);
+    const listingsPerCheck = listings;
+    fixture.leave(11 * minuteMs);
+    fixture.clock.advance(9 * minuteMs);
+    await fixture.check();
+    expect([readdirSync(fixture.folder).length, listings]).toEqual([1, listingsPerCheck]);
+    fixture.clock.advance(minuteMs);
+    await fixture.check();
+    expect([readdirSync(fixture.folder).length, listings]).toEqual([0, 2 * listingsPerCheck]);
   });
 
   test.each<readonly [string, (real: NfsClient) => Partial<NfsClient>]>([
     ['the directory cannot be listed', () => ({ readdir: () => Promise.reject(new Error('no')) })],
     ['the file cannot be read', () => ({ read: () => Promise.reject(new Error('no')) })],
   ])('stays if %s, and the check passes', async (_, script) => {
-    const on = stand(script);
-    on.leave(11 * minute);
-    await on.check();
-    expect(readdirSync(on.folder)).toHaveLength(1);
+    const fixture = startFixture(script);
+    fixture.leave(11 * minuteMs);
+    await fixture.check();
+    expect(readdirSync(fixture.folder)).toHaveLength(1);
   });
 });

@@ -14,7 +14,7 @@ import { isProbeName, type ProbeLimits, probeText } from './probe.ts';
 export interface CheckedDirectory {
   readonly nfs: NfsClient;
   readonly root: FileHandle;
-  /** In seconds, by the server's clock. */
+  /** The current time in seconds, by the server's clock. */
   readonly now: number;
 }
 
@@ -22,12 +22,7 @@ export interface CheckedDirectory {
  * Removes the files of checks whose process was killed. `about` identifies the directory and the options. Never throws: a later check
  * finds what this one cannot remove.
  */
-export type RemoveLeftovers = (
-  about: string,
-  checked: CheckedDirectory,
-  within: ProbeLimits,
-  log: Log,
-) => Promise<void>;
+export type RemoveLeftovers = (key: string, checked: CheckedDirectory, limits: ProbeLimits, log: Log) => Promise<void>;
 
 /**
  * A check takes seconds, so an older file belongs to no running check on any host. Also limits how often the directory, which may be
@@ -35,31 +30,32 @@ export type RemoveLeftovers = (
  */
 const leftoverAfterMs = 10 * 60_000;
 /** Part of the time limit of a check. */
-const maxMs = 2_000;
+const maxCleanupMs = 2_000;
 
 export function createRemoveLeftovers(clock: Clock): RemoveLeftovers {
-  /** When each directory was listed. */
-  const listed = new Map<string, number>();
+  /** The time of the last listing of each directory. */
+  const listedAt = new Map<string, number>();
 
-  function isDue(about: string): boolean {
+  function isDue(key: string): boolean {
     const now = clock.elapsed();
-    for (const [one, at] of listed) if (now - at >= leftoverAfterMs) listed.delete(one);
-    if (listed.has(about)) return false;
-    listed.set(about, now);
+    for (const [one, at] of listedAt) if (now - at >= leftoverAfterMs) listedAt.delete(one);
+    if (listedAt.has(key)) return false;
+    listedAt.set(key, now);
     return true;
   }
 
-  return async (about, checked, { signal, deadlineMs }, log) => {
-    if (!isDue(about)) return;
-    using limit = clock.deadline(maxMs, signal);
-    const within = { signal: limit.signal, deadlineMs: Math.min(deadlineMs, maxMs) };
-    const failed = (cause: unknown): void =>
+  return async (key, checked, { signal, deadlineMs }, log) => {
+    if (!isDue(key)) return;
+    using limit = clock.deadline(maxCleanupMs, signal);
+    const limits = { signal: limit.signal, deadlineMs: Math.min(deadlineMs, maxCleanupMs) };
+    const logFailure = (cause: unknown): void =>
       log.debug('a file that a check may have left was not removed', { cause: String(cause) });
     try {
-      for await (const page of listDirectory(checked.nfs, checked.root, { ...within, namesOnly: true }))
-        for (const { name } of page) if (isProbeName(name)) await removeIfOld(checked, name, within, log).catch(failed);
+      for await (const page of listDirectory(checked.nfs, checked.root, { ...limits, namesOnly: true }))
+        for (const { name } of page)
+          if (isProbeName(name)) await removeIfOld(checked, name, limits, log).catch(logFailure);
     } catch (cause) {
-      failed(cause);
+      logFailure(cause);
     }
   };
 }
@@ -67,14 +63,14 @@ export function createRemoveLeftovers(clock: Clock): RemoveLeftovers {
 async function removeIfOld(
   { nfs, root, now }: CheckedDirectory,
   name: string,
-  within: ProbeLimits,
+  limits: ProbeLimits,
   log: Log,
 ): Promise<void> {
-  const found = await nfs.lookup(root, name, within);
-  const attributes = found.attributes ?? (await nfs.getattr(found.handle, within));
-  if ((now - attributes.mtime) * 1000 < leftoverAfterMs || !(await isProbe(nfs, found.handle, attributes, within)))
+  const found = await nfs.lookup(root, name, limits);
+  const attributes = found.attributes ?? (await nfs.getattr(found.handle, limits));
+  if ((now - attributes.mtime) * 1000 < leftoverAfterMs || !(await isProbe(nfs, found.handle, attributes, limits)))
     return;
-  await nfs.remove(root, name, within);
+  await nfs.remove(root, name, limits);
   log.info('removed a file that an interrupted check had left', { name });
 }
 
@@ -83,10 +79,10 @@ async function isProbe(
   nfs: NfsClient,
   file: FileHandle,
   { type, size }: Attributes,
-  within: ProbeLimits,
+  limits: ProbeLimits,
 ): Promise<boolean> {
   if (type !== fileType.regular || size > probeText.length) return false;
   const text = Buffer.alloc(size);
-  await readFully(nfs, file, 0, text, within);
+  await readFully(nfs, file, 0, text, limits);
   return size === 0 || text.equals(probeText);
 }

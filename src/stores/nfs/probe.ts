@@ -19,55 +19,55 @@ export interface Probe extends AsyncDisposable {
 }
 
 /** Limit for the cleanup after a failure: don't wait long for a server that does not answer. */
-const cleanUpMs = 2_000;
+const cleanUpTimeoutMs = 2_000;
 
 export const probeText: Buffer = Buffer.from('probe\n');
 /** No volume can have this name. */
-const prefix = '.stowage-check-';
-const pattern = /^\.stowage-check-[0-9a-f]{12}$/;
+const probePrefix = '.stowage-check-';
+const probePattern = /^\.stowage-check-[0-9a-f]{12}$/;
 
-export const isProbeName = (name: string): boolean => pattern.test(name);
+export const isProbeName = (name: string): boolean => probePattern.test(name);
 
-/** `as`: the user id in our calls. */
-export function createProbe(nfs: NfsClient, root: FileHandle, as: number, within: ProbeLimits): Probe {
-  const name = `${prefix}${randomBytes(6).toString('hex')}`;
+/** `ownUid`: the user id in our calls. */
+export function createProbe(nfs: NfsClient, root: FileHandle, ownUid: number, limits: ProbeLimits): Probe {
+  const name = `${probePrefix}${randomBytes(6).toString('hex')}`;
   let writtenAt: number | undefined;
   let file: FileHandle | undefined;
-  let mayBeThere = false;
+  let mayExist = false;
 
   return {
     get writtenAt() {
       return writtenAt;
     },
     write: async () => {
-      mayBeThere = true;
+      mayExist = true;
       try {
-        const created = await nfs.create(root, name, { mode: 'guarded', set: { mode: 0o600 } }, within);
+        const created = await nfs.create(root, name, { mode: 'guarded', set: { mode: 0o600 } }, limits);
         file = created.handle;
       } catch (cause) {
         // After an error of the server there is no file. Without an answer there may be one.
-        mayBeThere = !(cause instanceof NfsError);
+        mayExist = !(cause instanceof NfsError);
         throw cause;
       }
-      const { count } = await nfs.write(file, 0, probeText, stability.unstable, within);
+      const { count } = await nfs.write(file, 0, probeText, stability.unstable, limits);
       if (count !== probeText.length) throw new Error(`the server wrote ${count} of ${probeText.length} bytes`);
-      const { uid, gid, mtime } = await nfs.getattr(file, within);
+      const { uid, gid, mtime } = await nfs.getattr(file, limits);
       writtenAt = mtime;
-      const other = as === 0 && uid !== 0 ? ': the server maps root to another user (root_squash)' : '';
+      const other = ownUid === 0 && uid !== 0 ? ': the server maps root to another user (root_squash)' : '';
       return `created a file, owned by ${uid}:${gid}${other}`;
     },
     sync: async () => {
-      if (file !== undefined) await nfs.commit(file, 0, 0, within);
+      if (file !== undefined) await nfs.commit(file, 0, 0, limits);
       return 'it was made durable';
     },
     remove: async () => {
-      await nfs.remove(root, name, within);
-      mayBeThere = false;
+      await nfs.remove(root, name, limits);
+      mayExist = false;
       return 'it was removed';
     },
     [Symbol.asyncDispose]: async () => {
-      const deadlineMs = Math.min(within.deadlineMs, cleanUpMs);
-      if (mayBeThere) await nfs.remove(root, name, { deadlineMs }).catch(() => undefined);
+      const deadlineMs = Math.min(limits.deadlineMs, cleanUpTimeoutMs);
+      if (mayExist) await nfs.remove(root, name, { deadlineMs }).catch(() => undefined);
     },
   };
 }

@@ -24,10 +24,10 @@ import { isNfsError, removeTree, stability, walkTree } from '#wire/nfs3/index.ts
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
-// Servers that do not follow the protocol in all things; and more of everything than usual.
+// Servers that violate the protocol in some points, and stores with many volumes or connections.
 
-const spec = (called: string, more: Partial<VolumeSpec> = {}): VolumeSpec =>
-  volumeSpec(called, { requestId: `${Math.random()}`, ...more });
+const spec = (name: string, more: Partial<VolumeSpec> = {}): VolumeSpec =>
+  volumeSpec(name, { requestId: `${Math.random()}`, ...more });
 
 describe.skipIf(needs('go-nfs'))('go-nfs', () => {
   storeContract('NFS on go-nfs', async () => {
@@ -45,14 +45,14 @@ describe.skipIf(needs('go-nfs'))('go-nfs', () => {
   });
 });
 
-/** What it keeps is in its memory: a test looks and changes things through the server as well. */
-async function onRust(): Promise<StoreUnderTest<FileStore>> {
+/** This server keeps its files in memory, so the tests access them through the server, too. */
+async function startNfs3Server(): Promise<StoreUnderTest<FileStore>> {
   const server = await startRustNfs(scope.signal);
   const { nfs, root, [Symbol.dispose]: hangUp } = await openExport(server, '/');
   const open = (readOnly: boolean): Promise<FileStore> =>
     openNfs({ uri: `nfs://${server.host}/`, options: portsOf(server), readOnly });
   let store = await open(false);
-  const again = async (readOnly: boolean): Promise<FileStore> => {
+  const reopen = async (readOnly: boolean): Promise<FileStore> => {
     await store.close();
     store = await open(readOnly);
     return store;
@@ -63,8 +63,8 @@ async function onRust(): Promise<StoreUnderTest<FileStore>> {
       return store;
     },
     instance: 'instance-1',
-    reopen: () => again(false),
-    reopenReadOnly: () => again(true),
+    reopen: () => reopen(false),
+    reopenReadOnly: () => reopen(true),
     plant: async (name) => {
       await nfs.mkdir(root, name, {});
     },
@@ -76,9 +76,9 @@ async function onRust(): Promise<StoreUnderTest<FileStore>> {
     readMark: async ({ name }) => {
       try {
         const { handle, attributes } = await nfs.lookup(await dataOf(name), 'mark');
-        const into = Buffer.alloc(attributes?.size ?? 0);
-        await nfs.read(handle, 0, into);
-        return into.toString();
+        const buffer = Buffer.alloc(attributes?.size ?? 0);
+        await nfs.read(handle, 0, buffer);
+        return buffer.toString();
       } catch (cause) {
         if (isNfsError(cause, 'NOENT')) return undefined;
         throw cause;
@@ -100,7 +100,7 @@ async function onRust(): Promise<StoreUnderTest<FileStore>> {
 }
 
 describe.skipIf(needs('nfs3-server'))('nfs3_server', () => {
-  storeContract('NFS on nfs3_server', onRust);
+  storeContract('NFS on nfs3_server', startNfs3Server);
 });
 
 describe.each([
@@ -113,13 +113,13 @@ describe.each([
     await using server = await start(folder);
     const open = (instance: string): Promise<FileStore> =>
       openNfs({ uri: `nfs://${server.host}/`, options: portsOf(server), instance });
-    // One after the other, here and below: go-nfs looks and then creates, so of two at once both may be told that they did.
+    // One after the other, here and below: go-nfs does not create exclusively, so two concurrent calls may both succeed.
     const stores = [await open('one'), await open('two'), await open('three')];
     expect(new Set(stores.map(({ identity }) => identity)).size).toBe(1);
     const want = spec('a');
-    const [first, ...rest] = stores as [FileStore, ...FileStore[]];
+    const [first, ...others] = stores as [FileStore, ...FileStore[]];
     const volume = await first.create(want, scope);
-    for (const store of rest) {
+    for (const store of others) {
       expect((await store.create({ ...want, id: newVolumeId() }, scope)).id).toBe(volume.id);
       const other = store.create({ ...want, requestId: 'another' }, scope);
       await expect(other).rejects.toMatchObject({ reason: 'volume-exists' });
@@ -135,13 +135,13 @@ test('stores on one server share its connections; closing one leaves the others'
   onTestFinished(() => rmSync(parent, { recursive: true, force: true }));
   const directory = join(parent, 'exported');
   for (const name of ['one', 'two', 'three']) mkdirSync(join(directory, name), { recursive: true });
-  const about = { clock: systemClock(), directory, state: join(parent, 'state'), port: 0, path: '/' } as const;
-  const server = await createNfsServer({ ...about, squash: 'none', onError: () => undefined });
+  const serverOptions = { clock: systemClock(), directory, state: join(parent, 'state'), port: 0, path: '/' } as const;
+  const server = await createNfsServer({ ...serverOptions, squash: 'none', onError: () => undefined });
   onTestFinished(() => server.close());
   const host = loopbackAddress();
   const [port = 0, mountPort = 0] = await freePorts(host, 2);
-  const files = await openExtraAddress(host, port, server);
-  // Asked once for each store, by a connection that then ends.
+  const nfsAddress = await openExtraAddress(host, port, server);
+  // Each store opens one connection to the MOUNT service and closes it again.
   await openExtraAddress(host, mountPort, server);
 
   const kind = createNfsStoreKind(systemClock(), createConnect(systemClock()));
@@ -150,18 +150,18 @@ test('stores on one server share its connections; closing one leaves the others'
     openNfs({ uri: `nfs://${host}/${name}`, options: { ...ports, ...options }, kind });
   const [one, two] = [await open('one'), await open('two')];
   await Promise.all([one, two].flatMap((store) => ['a', 'b', 'c'].map((called) => store.create(spec(called), scope))));
-  expect(files.open).toBe(1);
-  // Another user is another connection, and so are more of them.
+  expect(nfsAddress.open).toBe(1);
+  // Stores with other connection options have their own connections.
   const three = await open('three', { nconnect: '2' });
   await Promise.all(['a', 'b', 'c'].map((called) => three.create(spec(called), scope)));
-  expect(files.open).toBe(3);
+  expect(nfsAddress.open).toBe(3);
 
   await one.close();
   expect((await two.create(spec('d'), scope)).name).toBe('d');
-  expect(files.used).toBe(3);
+  expect(nfsAddress.used).toBe(3);
   await two.close();
   await three.close();
-  await expect.poll(() => files.open).toBe(0);
+  await expect.poll(() => nfsAddress.open).toBe(0);
   await expect(two.create(spec('e'), scope)).rejects.toThrow(StowageError);
 });
 

@@ -24,13 +24,13 @@ const open = async (options: Readonly<Record<string, string>> = {}, readOnly = f
   onTestFinished(() => opened.close());
   return opened;
 };
-const wayOf = async (volume: Volume, of: FileStore = store): Promise<NfsConnection> => {
-  const source = await of.source(volume, scope);
+const wayOf = async (volume: Volume, from: FileStore = store): Promise<NfsConnection> => {
+  const source = await from.source(volume, scope);
   if (source.kind !== 'nfs') throw new Error(`a source of kind ${source.kind}`);
   return source.way;
 };
 const ledgerOf = ({ id }: Volume): string => join(folder, '.stowage', 'quota', id);
-const enforced = (name = 'a', bytes = GiB): Promise<Volume> =>
+const createEnforced = (name = 'a', bytes = GiB): Promise<Volume> =>
   store.create(volumeSpec(name, { bytes, enforce: true }), scope);
 
 beforeEach(async () => {
@@ -41,24 +41,24 @@ beforeEach(async () => {
 });
 
 test('the source of a volume with an enforced size has the size and the ledger folder', async () => {
-  const volume = await enforced();
+  const volume = await createEnforced();
   expect(existsSync(ledgerOf(volume))).toBe(false);
   const { quota } = await wayOf(volume);
   expect(quota).toEqual({ bytes: Number(GiB), ledger: expect.stringMatching(/^[A-Za-z0-9+/]+=*$/) });
   expect(existsSync(ledgerOf(volume))).toBe(true);
   expect((await wayOf(volume)).quota).toEqual(quota);
-  expect((await wayOf(await enforced('b'))).quota?.ledger).not.toBe(quota?.ledger);
+  expect((await wayOf(await createEnforced('b'))).quota?.ledger).not.toBe(quota?.ledger);
 });
 
 test('a refused deletion of a volume that is not empty keeps the ledger, and a deletion removes it', async () => {
-  const volume = await enforced();
+  const volume = await createEnforced();
   const { quota } = await wayOf(volume);
   await writeFile(join(folder, 'a', 'file'), '');
-  const deleting = () => store.delete(volume, scope, { onlyIfEmpty: true });
-  await expect(deleting()).rejects.toMatchObject({ reason: 'volume-not-empty' });
+  const deleteIfEmpty = () => store.delete(volume, scope, { onlyIfEmpty: true });
+  await expect(deleteIfEmpty()).rejects.toMatchObject({ reason: 'volume-not-empty' });
   expect((await wayOf(volume)).quota).toEqual(quota);
   await rm(join(folder, 'a', 'file'));
-  await deleting();
+  await deleteIfEmpty();
   expect(existsSync(ledgerOf(volume))).toBe(false);
 });
 
@@ -69,11 +69,11 @@ test('other volumes have no quota and no ledger', async () => {
 });
 
 test('a volume larger than 2^53 bytes gets the largest exact quota', async () => {
-  expect((await wayOf(await enforced('a', 1024n ** 6n))).quota?.bytes).toBe(Number.MAX_SAFE_INTEGER);
+  expect((await wayOf(await createEnforced('a', 1024n ** 6n))).quota?.bytes).toBe(Number.MAX_SAFE_INTEGER);
 });
 
 test('an expansion reaches the clients that have the volume mounted', async () => {
-  const volume = await enforced();
+  const volume = await createEnforced();
   await store.expand(volume, 2n * GiB, scope);
   expect(existsSync(ledgerOf(volume))).toBe(false);
   await wayOf(volume);
@@ -89,27 +89,27 @@ describe.each([
   ['deleted', (volume: Volume) => store.delete(volume, scope)],
   ['put into the trash', (volume: Volume) => store.trash.put(volume, keptForAWeek(1), scope)],
   ['released', (volume: Volume) => store.adoption.release(volume, scope)],
-])('when it is %s', (_how, empty) => {
+])('when it is %s', (_how, removeVolume) => {
   test('the ledger is removed, whether the volume was mounted or not', async () => {
-    const [a, b] = [await enforced('a'), await enforced('b')];
+    const [a, b] = [await createEnforced('a'), await createEnforced('b')];
     await wayOf(a);
     await store.expand(a, 2n * GiB, scope);
     for (const volume of [a, b]) {
-      await empty(volume);
+      await removeVolume(volume);
       expect(existsSync(ledgerOf(volume))).toBe(false);
     }
   });
 });
 
-test('a store with client=host cannot enforce sizes, and still shows the volumes that ask for it', async () => {
-  const volume = await enforced();
+test('a store with client=host cannot enforce sizes, and still shows volumes whose size is enforced', async () => {
+  const volume = await createEnforced();
   const byHost = await open({ client: 'host' });
   expect(byHost.enforcement).toBeUndefined();
   expect((await wayOf(volume, byHost)).quota).toMatchObject({ bytes: Number(GiB) });
 });
 
 test('a read-only store has no quotas', async () => {
-  const volume = await enforced();
+  const volume = await createEnforced();
   const readOnly = await open({}, true);
   expect((await readOnly.get(volume.name, scope))?.volume.enforce).toBe(true);
   expect((await wayOf(volume, readOnly)).quota).toBeUndefined();
@@ -161,14 +161,14 @@ describe('through the API', () => {
 
   test.each(['host', 'local'])(
     'the size of a volume in store %s, which cannot enforce it, is refused',
-    async (where) => {
+    async (storeName) => {
       const refusal = {
         status: 422,
         body: { reason: 'enforcement-unsupported', action: expect.stringMatching(/^Use /) },
       };
-      expect(await create({ store: where, bytes: '1024', enforce: true })).toMatchObject(refusal);
-      expect((await create({ store: where, bytes: '1024' })).status).toBe(201);
-      expect(await api.patch(`/v1/volumes/${where}..a`, { enforce: true })).toMatchObject(refusal);
+      expect(await create({ store: storeName, bytes: '1024', enforce: true })).toMatchObject(refusal);
+      expect((await create({ store: storeName, bytes: '1024' })).status).toBe(201);
+      expect(await api.patch(`/v1/volumes/${storeName}..a`, { enforce: true })).toMatchObject(refusal);
     },
   );
 

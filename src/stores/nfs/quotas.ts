@@ -10,7 +10,7 @@ const numberOf = (bytes: bigint): number => Number(bytes < maxBytes ? bytes : ma
 
 export interface NfsQuotas extends Quotas {
   /** The quota for clients that mount the volume. Undefined: its size is not enforced. */
-  of(volume: Pick<Volume, 'id' | 'bytes' | 'enforce'>): Promise<NfsQuota | undefined>;
+  quotaOf(volume: Pick<Volume, 'id' | 'bytes' | 'enforce'>): Promise<NfsQuota | undefined>;
 }
 
 /**
@@ -21,7 +21,7 @@ export function createQuotas({ files, ownPath, scratchPath }: NfsStoreRoot): Nfs
   const folderOf = (id: VolumeId): string => ownPath('quota', id);
 
   return {
-    of: async ({ id, bytes, enforce }) => {
+    quotaOf: async ({ id, bytes, enforce }) => {
       if (!enforce || bytes === undefined) return undefined;
       await files.makeFolder(folderOf(id));
       return { bytes: numberOf(bytes), ledger: Buffer.from(await files.handle(folderOf(id))).toString('base64') };

@@ -1,12 +1,12 @@
 import { type CallsDenied, isListed, type Refusal } from './connection-errors.ts';
 import type { ErrorContext, Explanation } from './failures.ts';
 
-const maxShown = 10;
+const maxShownExports = 10;
 
 function exportList({ exported }: Refusal): string {
   if (exported === undefined || exported.length === 0) return '';
-  const shown = exported.slice(0, maxShown).map(({ path }) => path);
-  return `; it exports ${shown.join(', ')}${exported.length > maxShown ? ' and others' : ''}`;
+  const shown = exported.slice(0, maxShownExports).map(({ path }) => path);
+  return `; it exports ${shown.join(', ')}${exported.length > maxShownExports ? ' and others' : ''}`;
 }
 
 /**
@@ -19,7 +19,7 @@ export function exportRefused(refusal: Refusal, { server, store, privileged }: E
     return {
       code: 'unavailable',
       reason: 'nfs-export-withheld',
-      why: `${server} denies this host the directory ${path}, and does not list it: it is not exported, or not to this host${exportList(refusal)}`,
+      why: `${server} denies access to ${path} and does not list it: it is not exported, or not to this host${exportList(refusal)}`,
       action: `Correct the path in the store's URI, or have the server's administrator export it to this host (exportfs -v shows what is exported to whom); then: stowage store check ${store}`,
     };
   }
@@ -36,14 +36,14 @@ export function exportRefused(refusal: Refusal, { server, store, privileged }: E
       code: 'denied',
       reason: 'nfs-export-denied',
       why: `${server} does not let this host mount ${path}`,
-      action: `Have the server's administrator add this host to those that may mount ${path} (/etc/exports on Linux)${privileged ? '' : '; if it is there already, the server may want a privileged port: sourceport=privileged'}.`,
+      action: `Have the server's administrator allow this host to mount ${path} (/etc/exports on Linux)${privileged ? '' : '; if it is allowed already, the server may require a privileged port: sourceport=privileged'}.`,
     };
   }
   return {
     code: 'unavailable',
     reason: 'nfs-mount-refused',
     why: `the MOUNT service of ${server} answered ${status ?? 'with an unknown status'} for ${path}`,
-    action: "Look at the server's log; try again when it is healthy.",
+    action: "Check the server's log, and try again when the server is healthy.",
   };
 }
 
@@ -55,7 +55,7 @@ export function callsDenied({ missing }: CallsDenied, { server, privileged, tls 
       reason: 'nfs-privileged-port',
       why: `${server} accepts calls only from privileged ports, those below 1024`,
       action:
-        "Give the store sourceport=privileged (Stowage then needs root or CAP_NET_BIND_SERVICE); or have the server's administrator export it with the option insecure.",
+        "Set sourceport=privileged (Stowage then needs root or CAP_NET_BIND_SERVICE); or have the server's administrator export it with the option insecure.",
     };
   }
   if (missing === 'tls') {
@@ -64,7 +64,7 @@ export function callsDenied({ missing }: CallsDenied, { server, privileged, tls 
       reason: 'nfs-tls-required',
       why: `${server} accepts calls only over encrypted connections`,
       action:
-        "Give the store tls=on, or tls=FOLDER with the CA of the server's certificate as ca.pem, and client.pem with client.key where the server wants one.",
+        "Set tls=on; or tls=FOLDER with the CA of the server's certificate as ca.pem, and client.pem and client.key if the server requires a client certificate.",
     };
   }
   return {
@@ -72,9 +72,9 @@ export function callsDenied({ missing }: CallsDenied, { server, privileged, tls 
     reason: 'nfs-credential-denied',
     why: `${server} rejects our credentials`,
     action: [
-      "Ask the server's administrator whether the export takes AUTH_SYS (sec=sys) from this host.",
-      ...(tls ? [] : ['If it wants encrypted connections: option tls.']),
-      ...(privileged ? [] : ['If it wants a privileged port: sourceport=privileged.']),
+      "Ask the server's administrator whether the export accepts AUTH_SYS (sec=sys) from this host.",
+      ...(tls ? [] : ['If it requires encrypted connections, set the option tls.']),
+      ...(privileged ? [] : ['If it requires a privileged port, set sourceport=privileged.']),
     ].join(' '),
   };
 }
@@ -85,7 +85,7 @@ function permission({ location, uid }: ErrorContext): Explanation {
       code: 'denied',
       reason: 'store-permission',
       why: `permission denied in ${location} for user ${uid}`,
-      action: `On the server, make that user the owner of the directory (chown ${uid} …), or the user that the server maps all users to (all_squash); or set another uid in the store's options.`,
+      action: `On the server, make user ${uid} the owner of the directory (chown ${uid} …), or map all users to it (all_squash); or set another uid in the store's options.`,
     };
   }
   return {
@@ -93,24 +93,24 @@ function permission({ location, uid }: ErrorContext): Explanation {
     reason: 'nfs-root-squash',
     why: `the server denies root access to ${location}: it seems to map root to nobody (root_squash)`,
     action:
-      "Give the store squash=root with the uid and gid that own the directory on the server; or have the server's administrator export it with no_root_squash.",
+      "Set squash=root with the uid and gid that own the directory on the server; or have the server's administrator export it with no_root_squash.",
   };
 }
 
 /** Explanations of the server's errors, by errno. */
-export const errnoExplanations: Readonly<Record<string, (about: ErrorContext) => Explanation>> = {
+export const errnoExplanations: Readonly<Record<string, (context: ErrorContext) => Explanation>> = {
   EACCES: permission,
   EPERM: permission,
   EROFS: ({ location }) => ({
     code: 'denied',
     reason: 'nfs-read-only',
-    why: `${location} is exported, or mounted on the server, read-only`,
-    action: "Have the server's administrator export it for writing (rw), or give the store the option readOnly=true.",
+    why: `${location} is read-only: the export, or its file system on the server`,
+    action: "Have the server's administrator export it read-write (rw), or set readOnly=true on the store.",
   }),
   ENOSPC: ({ location }) => ({
     code: 'exhausted',
     reason: 'store-full',
-    why: `no room is left on the server's disk of ${location}`,
+    why: `no space left on the server's disk of ${location}`,
     action: "Delete volumes or files that are no longer needed, or have the server's administrator add space.",
   }),
   EDQUOT: ({ location }) => ({
@@ -135,19 +135,19 @@ export const errnoExplanations: Readonly<Record<string, (about: ErrorContext) =>
     code: 'unavailable',
     reason: 'store-io-error',
     why: `the server returned an input/output error for ${location}`,
-    action: "Look at the server's log and disk; try again when it is healthy.",
+    action: "Check the server's log and disk, and try again when the server is healthy.",
   }),
   EAGAIN: ({ location }) => ({
     code: 'unavailable',
     reason: 'nfs-later',
     why: `the server needs more time for ${location}`,
-    action: 'Try again in a while.',
+    action: 'Try again later.',
   }),
   ENOTSUP: ({ location }) => ({
     code: 'unsupported',
     reason: 'nfs-not-supported',
-    why: `the server cannot do that in ${location}`,
-    action: 'Use a server that can, or a store of another kind.',
+    why: `the server does not support this operation in ${location}`,
+    action: 'Use a server that supports it, or a store of another kind.',
   }),
   EXDEV: ({ location }) => ({
     code: 'unsupported',

@@ -12,15 +12,15 @@ export interface ReserveParts {
   readonly folder: string;
   scratchPath(): string;
   /** Free space on the server for this user, in bytes. */
-  free(): Promise<bigint>;
+  freeBytes(): Promise<bigint>;
 }
 
-/** The reserve of a local store, on the server. Pieces appear by a rename, so any host may remove any of them. */
-export function createNfsReserve({ files, folder, scratchPath, free }: ReserveParts): Reserve {
-  const present = async (): Promise<readonly string[]> => (await undefinedIfFolderAbsent(files.names(folder))) ?? [];
+/** Like the reserve of a local store, but on the server. Hosts create pieces by a rename, so any host may remove any piece. */
+export function createNfsReserve({ files, folder, scratchPath, freeBytes }: ReserveParts): Reserve {
+  const listPieces = async (): Promise<readonly string[]> => (await undefinedIfFolderAbsent(files.names(folder))) ?? [];
 
   async function removePiece(): Promise<boolean> {
-    for (const name of await present()) {
+    for (const name of await listPieces()) {
       const path = `${folder}/${name}`;
       const found = await files.attributes(path);
       // Some servers free the blocks of a removed file some time later, those of a truncated one at once.
@@ -30,10 +30,10 @@ export function createNfsReserve({ files, folder, scratchPath, free }: ReservePa
     return false;
   }
 
-  async function make(): Promise<void> {
-    const existing = new Set(await present());
+  async function createMissing(): Promise<void> {
+    const existing = new Set(await listPieces());
     const missing = Array.from({ length: pieceCount }, (_, i) => `${i}`).filter((name) => !existing.has(name));
-    if (missing.length === 0 || (await free()) < BigInt(missing.length * pieceBytes * minFreeFactor)) return;
+    if (missing.length === 0 || (await freeBytes()) < BigInt(missing.length * pieceBytes * minFreeFactor)) return;
     await files.makeFolder(folder);
     for (const name of missing) {
       const fresh = scratchPath();
@@ -46,7 +46,7 @@ export function createNfsReserve({ files, folder, scratchPath, free }: ReservePa
   return {
     retryWithReserve: createRetryWithReserve(removePiece),
     refill: async () => {
-      await make().catch((cause: unknown) => {
+      await createMissing().catch((cause: unknown) => {
         // The server is full, or does not report its free space. Keep the reserve as it is.
         if (!isDefiniteFailure(cause) && !(cause instanceof NfsError)) throw cause;
       });

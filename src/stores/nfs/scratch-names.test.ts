@@ -11,7 +11,7 @@ import { shortWaitClock } from '#testing/nfs-tap.ts';
 
 const hour = 3_600_000;
 
-test('another host removes a leftover file in tmp after an hour, and no newer one', async () => {
+test('a host removes leftover files of other hosts in tmp after an hour, and no newer ones', async () => {
   const folder = quickFolder('scratches');
   onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
   const clock = shortWaitClock(systemClock());
@@ -19,14 +19,14 @@ test('another host removes a leftover file in tmp after an hour, and no newer on
     openNfs({ uri: 'nfs://nowhere/export', instance, kind: createNfsStoreKind(clock, connectToDisk(folder)) });
   const tmp = join(folder, '.stowage', 'tmp');
   const store = await open('one');
-  const left = join(tmp, '0123456789ab-000012670badcafe-1');
-  writeFileSync(left, 'left behind');
+  const oldLeftover = join(tmp, '0123456789ab-000012670badcafe-1');
+  writeFileSync(oldLeftover, 'left behind');
   await store.housekeeping.sweep(scope);
   clock.pass(hour - 60_000);
   await store.housekeeping.reclaim(scope);
-  expect(existsSync(left)).toBe(true);
-  const later = join(tmp, '0123456789ab-000012670badcafe-2');
-  writeFileSync(later, 'at work');
+  expect(existsSync(oldLeftover)).toBe(true);
+  const newerFile = join(tmp, '0123456789ab-000012670badcafe-2');
+  writeFileSync(newerFile, 'at work');
   clock.pass(61_000);
   await store.housekeeping.reclaim(scope);
   expect(readdirSync(tmp)).toEqual(['0123456789ab-000012670badcafe-2']);

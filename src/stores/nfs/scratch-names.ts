@@ -7,8 +7,8 @@ import { presumedDeadMs } from '../file-store/store-root.ts';
 export interface ScratchNames {
   next(): string;
   /**
-   * Left by a dead process: it is known to be dead, or we have known the file for too long. No name is used twice, and a host renames its
-   * file within 30 s or gives up; if one that was suspended still tries, its call fails, and nothing is lost.
+   * Whether a dead process left the file: the process is known to be dead, or we first saw the file too long ago. No name is used twice, and
+   * a host renames its file within 30 s or gives up. If a suspended host still tries later, its call fails, and nothing is lost.
    */
   isLeftover(name: string): boolean;
 }
@@ -19,35 +19,35 @@ export interface ScratchNamesParts {
   readonly clock: Clock;
 }
 
-/** For files of other instances: their host may be gone for good, or has lost its state folder. */
+/** For files of other instances, whose host may be gone for good or may have lost its state folder. */
 const otherInstanceMs = 3_600_000;
-const maxSeen = 10_000;
+const maxSeenNames = 10_000;
 
 const hex = (mark: number): string => mark.toString(16).padStart(8, '0');
 
 export function createScratchNames({ instance, marks, clock }: ScratchNamesParts): ScratchNames {
   const ownPrefix = createHash('sha256').update(instance).digest('hex').slice(0, 12);
-  const process = `${ownPrefix}-${hex(marks.own)}`;
-  const dead = marks.dead.map((mark) => `${ownPrefix}-${hex(mark)}`);
-  const run = `${process}${randomBytes(4).toString('hex')}`;
+  const processPrefix = `${ownPrefix}-${hex(marks.own)}`;
+  const deadPrefixes = marks.dead.map((mark) => `${ownPrefix}-${hex(mark)}`);
+  const namePrefix = `${processPrefix}${randomBytes(4).toString('hex')}`;
   /** When each file was first seen. Two processes of one instance can run at the same time, while one controller takes over from the other. */
-  const seen = new Map<string, number>();
+  const firstSeen = new Map<string, number>();
   let count = 0;
 
   /** Drops entries whose files have been renamed or removed by now. */
   function forgetOld(): void {
-    for (const [name, since] of seen) if (clock.elapsed() - since > 2 * otherInstanceMs) seen.delete(name);
+    for (const [name, since] of firstSeen) if (clock.elapsed() - since > 2 * otherInstanceMs) firstSeen.delete(name);
   }
 
   return {
-    next: () => `${run}-${++count}`,
+    next: () => `${namePrefix}-${++count}`,
     isLeftover: (name) => {
-      if (name.startsWith(process)) return false;
-      if (dead.some((before) => name.startsWith(before))) return true;
-      if (seen.size >= maxSeen && !seen.has(name)) forgetOld();
-      if (seen.size >= maxSeen && !seen.has(name)) return false;
-      const since = seen.get(name) ?? clock.elapsed();
-      seen.set(name, since);
+      if (name.startsWith(processPrefix)) return false;
+      if (deadPrefixes.some((prefix) => name.startsWith(prefix))) return true;
+      if (firstSeen.size >= maxSeenNames && !firstSeen.has(name)) forgetOld();
+      if (firstSeen.size >= maxSeenNames && !firstSeen.has(name)) return false;
+      const since = firstSeen.get(name) ?? clock.elapsed();
+      firstSeen.set(name, since);
       return clock.elapsed() - since > (name.startsWith(`${ownPrefix}-`) ? 2 * presumedDeadMs : otherInstanceMs);
     },
   };

@@ -17,16 +17,16 @@ import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import { serverTime } from './server-time.ts';
 
 const day = 86_400_000;
-const slack = 60_000;
-const kept = { deletedAt: 1, retention: 5 * day };
+const toleranceMs = 60_000;
+const trashOptions = { deletedAt: 1, retention: 5 * day };
 
 describe('the time for the expiry of the trash', () => {
   test('is that of our own server', async () => {
     const parent = quickFolder('server-time');
     const [directory, state] = [join(parent, 'exported'), join(parent, 'state')];
     mkdirSync(directory);
-    const about = { clock: systemClock(), directory, state, port: 0, path: '/', squash: 'none' } as const;
-    const server = await createNfsServer({ ...about, onError: () => undefined });
+    const serverOptions = { clock: systemClock(), directory, state, port: 0, path: '/', squash: 'none' } as const;
+    const server = await createNfsServer({ ...serverOptions, onError: () => undefined });
     const options = { port: `${server.port}`, mountport: `${server.port}` };
     const store = await openNfs({ uri: `nfs://${server.host}/`, options });
     onTestFinished(async () => {
@@ -35,9 +35,9 @@ describe('the time for the expiry of the trash', () => {
       rmSync(parent, { recursive: true, force: true });
     });
     const before = Date.now();
-    const expiresAt = await store.trash.put(await store.create(volumeSpec('a'), scope), kept, scope);
-    expect(expiresAt).toBeGreaterThan(before + 5 * day - slack);
-    expect(expiresAt).toBeLessThan(Date.now() + 5 * day + slack);
+    const expiresAt = await store.trash.put(await store.create(volumeSpec('a'), scope), trashOptions, scope);
+    expect(expiresAt).toBeGreaterThan(before + 5 * day - toleranceMs);
+    expect(expiresAt).toBeLessThan(Date.now() + 5 * day + toleranceMs);
   });
 
   describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
@@ -59,9 +59,9 @@ describe('the time for the expiry of the trash', () => {
       const store = await openNfs({ uri: `nfs://${server.host}${join(parent, 'export')}`, options: portsOf(server) });
       onTestFinished(() => store.close());
       const before = Date.now();
-      const expiresAt = await store.trash.put(await store.create(volumeSpec('a'), scope), kept, scope);
-      expect(expiresAt).toBeGreaterThan(before - 995 * day - slack);
-      expect(expiresAt).toBeLessThan(Date.now() - 995 * day + slack);
+      const expiresAt = await store.trash.put(await store.create(volumeSpec('a'), scope), trashOptions, scope);
+      expect(expiresAt).toBeGreaterThan(before - 995 * day - toleranceMs);
+      expect(expiresAt).toBeLessThan(Date.now() - 995 * day + toleranceMs);
     });
 
     test('comes from a file if the server denies changing the folder', async () => {
@@ -74,9 +74,9 @@ describe('the time for the expiry of the trash', () => {
       const store = await openNfs({ uri: `nfs://${server.host}${folder}`, options: portsOf(server), kind });
       onTestFinished(() => store.close());
       const before = Date.now();
-      const expiresAt = await store.trash.put(await store.create(volumeSpec('a'), scope), kept, scope);
-      expect(expiresAt).toBeGreaterThan(before + 5 * day - slack);
-      expect(expiresAt).toBeLessThan(Date.now() + 5 * day + slack);
+      const expiresAt = await store.trash.put(await store.create(volumeSpec('a'), scope), trashOptions, scope);
+      expect(expiresAt).toBeGreaterThan(before + 5 * day - toleranceMs);
+      expect(expiresAt).toBeLessThan(Date.now() + 5 * day + toleranceMs);
     });
   });
 });
@@ -89,9 +89,9 @@ describe('reading the server’s time', () => {
     expect(await serverTime(files, '/tmp', () => '/tmp/x')).toBeUndefined();
   });
 
-  test('does not try a second way if the server does not answer', async () => {
-    const silent = (): Promise<never> => Promise.reject(new Error('no answer'));
-    const files = { touch: silent, write: async () => 7, unlink: async () => true };
+  test('does not fall back to a file if the server does not answer', async () => {
+    const withoutReply = (): Promise<never> => Promise.reject(new Error('no answer'));
+    const files = { touch: withoutReply, write: async () => 7, unlink: async () => true };
     await expect(serverTime(files, '/tmp', () => '/tmp/x')).rejects.toThrow('no answer');
   });
 });

@@ -17,12 +17,12 @@ import type { FileStore } from '../file-store/verbs.ts';
 
 /** A folder on a disk of its own, which is unmounted at the end of the test. */
 function smallDisk(): { readonly disk: string; readonly state: string } {
-  const ground = createScratchFolder();
-  onTestFinished(() => ground[Symbol.dispose]());
-  const disk = join(ground.folder, 'disk');
+  const scratch = createScratchFolder();
+  onTestFinished(() => scratch[Symbol.dispose]());
+  const disk = join(scratch.folder, 'disk');
   mkdirSync(disk);
   execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=1m', 'stowage-test', disk]);
-  return { disk, state: join(ground.folder, 'state') };
+  return { disk, state: join(scratch.folder, 'state') };
 }
 
 const servers = {
@@ -50,7 +50,7 @@ const reasonOf = (work: Promise<unknown>): Promise<unknown> =>
 
 describe.each(['our own server', 'ganesha'] as const)('with one free block left on %s', (kind) => {
   const isSkipped = needs('root', 'mount', ...(kind === 'ganesha' ? (['ganesha'] as const) : []));
-  test.skipIf(isSkipped)('no change of a record cuts it short, and each succeeds once there is room', async () => {
+  test.skipIf(isSkipped)('no failed change truncates a record, and changes succeed once there is space', async () => {
     const { disk, ...server } = await servers[kind]();
     const store: FileStore = await openNfs(server);
     onTestFinished(() => store.close());

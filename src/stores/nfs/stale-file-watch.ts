@@ -3,7 +3,7 @@ import type { Attributes } from '#wire/nfs3/index.ts';
 
 /** A longer gap between two polls, caused by us or by a stalled server, resets the steady time. */
 const maxGapMs = 2_000;
-const maxWatched = 10_000;
+const maxWatchedFiles = 10_000;
 
 export interface StaleAfter {
   /** The file must be unchanged for this long, */
@@ -16,30 +16,30 @@ export interface StaleAfter {
 export interface StaleFileWatch {
   /** Counts as a poll. `found`: the file's current attributes. */
   isDead(path: string, found: Attributes, policy: StaleAfter): boolean;
-  /** The same without the last part: for polls that are far apart. */
+  /** Like `isDead`, without the requirement of steady polls: for polls that are far apart. */
   isUnchanged(path: string, found: Attributes, afterMs: number): boolean;
   forget(path: string): void;
 }
 
 interface WatchedFile {
-  readonly seen: string;
+  readonly fingerprint: string;
   readonly since: number;
   readonly steadySince: number;
-  readonly last: number;
+  readonly polledAt: number;
 }
 
 export function createStaleFileWatch(clock: Clock): StaleFileWatch {
   const watched = new Map<string, WatchedFile>();
 
   function poll(path: string, found: Attributes): { readonly unchangedMs: number; readonly steadyMs: number } {
-    const seen = `${found.fileId} ${found.ctime} ${found.ctimeNs} ${found.mtime} ${found.mtimeNs} ${found.size}`;
+    const fingerprint = `${found.fileId} ${found.ctime} ${found.ctimeNs} ${found.mtime} ${found.mtimeNs} ${found.size}`;
     const now = clock.elapsed();
     const before = watched.get(path);
-    const isSame = before?.seen === seen;
-    if (!isSame && watched.size >= maxWatched) watched.clear();
+    const isSame = before?.fingerprint === fingerprint;
+    if (!isSame && watched.size >= maxWatchedFiles) watched.clear();
     const since = isSame ? before.since : now;
-    const steadySince = isSame && now - before.last <= maxGapMs ? before.steadySince : now;
-    watched.set(path, { seen, since, steadySince, last: now });
+    const steadySince = isSame && now - before.polledAt <= maxGapMs ? before.steadySince : now;
+    watched.set(path, { fingerprint, since, steadySince, polledAt: now });
     return { unchangedMs: now - since, steadyMs: now - steadySince };
   }
 

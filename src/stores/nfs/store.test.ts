@@ -9,7 +9,7 @@ import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { type Export, exportFolder, nfsStore } from '#testing/nfs-store.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 
-/** Without a server: what the store asks for is done on the local file system. */
+/** An export without a server: the calls of the store run on the local file system. */
 async function onDisk(): Promise<Export> {
   const folder = join(await exportFolder(), 'export');
   await mkdir(folder);

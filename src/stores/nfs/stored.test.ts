@@ -18,7 +18,7 @@ import { createMarks, isFreeMark, isProcessMark, isProcessMarkTime } from './loc
 const fixture = async (): Promise<Tree> =>
   JSON.parse(await readFile(new URL('fixtures/version-1.json', import.meta.url), 'utf8'));
 
-const fixed: Replacements = [
+const replacements: Replacements = [
   // The text of a marker file is for people; only its existence counts.
   [/^[A-Z][^{}\n]*\.\n$/g, 'For people.\n'],
   [/"store":"[0-9a-f-]{36}"/g, '"store":"7c1f0f52-5d0e-4a53-9f4e-0d9f3c5b8a11"'],
@@ -59,7 +59,7 @@ async function emptyRoot(): Promise<string> {
   return root;
 }
 
-async function opened(root: string): Promise<FileStore> {
+async function openStore(root: string): Promise<FileStore> {
   const kind = createNfsStoreKind(systemClock(), connectToDisk(root));
   const store = await openNfs({ uri: 'nfs://nowhere/export', options, kind, marks: { own: 1000, dead: [] } });
   onTestFinished(() => store.close());
@@ -67,8 +67,8 @@ async function opened(root: string): Promise<FileStore> {
 }
 
 async function fill(store: FileStore, root: string): Promise<void> {
-  for (const [at, name] of ['alpha', 'before', 'trashed', 'released'].entries())
-    await store.create(spec(at + 1, name), scope);
+  for (const [index, name] of ['alpha', 'before', 'trashed', 'released'].entries())
+    await store.create(spec(index + 1, name), scope);
   await store.rename(ref(2, 'before'), volumeName('renamed'), scope);
   await writeFile(join(root, 'a', 'trashed', 'file'), 'deleted in version 1\n');
   await store.trash.put(ref(3, 'trashed'), keptForAWeek(deletedAt), scope);
@@ -84,8 +84,8 @@ async function fill(store: FileStore, root: string): Promise<void> {
 
 test('an NFS store is byte for byte the one that 0.1 leaves', async () => {
   const root = await emptyRoot();
-  await fill(await opened(root), root);
-  expect(await readTree(root, fixed)).toEqual(await fixture());
+  await fill(await openStore(root), root);
+  expect(await readTree(root, replacements)).toEqual(await fixture());
 });
 
 describe('an NFS store that 0.1 left', () => {
@@ -96,7 +96,7 @@ describe('an NFS store that 0.1 left', () => {
     await writeTree(root, await fixture());
     for (const path of Object.keys(await fixture()).filter((one) => one.includes('/locks/')))
       await utimes(join(root, path), 1, 1);
-    store = await opened(root);
+    store = await openStore(root);
     await store.housekeeping.sweep(scope);
   });
 
@@ -112,8 +112,8 @@ describe('an NFS store that 0.1 left', () => {
   });
 
   test('lists the users of a volume, and refuses to delete it', async () => {
-    const seen = (await store.uses?.list(ref(1, 'alpha').id, scope)) ?? [];
-    expect(seen.toSorted((a, b) => (a.host < b.host ? -1 : 1))).toMatchObject([
+    const uses = (await store.uses?.list(ref(1, 'alpha').id, scope)) ?? [];
+    expect(uses.toSorted((a, b) => (a.host < b.host ? -1 : 1))).toMatchObject([
       { ...use, writer: true },
       { ...other, writer: false },
     ]);
@@ -148,7 +148,7 @@ describe('the lock of a volume', () => {
 
   test('is an empty file, which is left with the mtime of a free lock', async () => {
     const root = await emptyRoot();
-    const store = await opened(root);
+    const store = await openStore(root);
     await store.create(spec(1, 'alpha'), scope);
     await store.label(ref(1, 'alpha'), { team: 'b' }, scope);
     const lock = await lstat(join(root, '.stowage', 'locks', ref(1, 'alpha').id));

@@ -1,6 +1,6 @@
 import { errnoByStatus, NfsError, type NfsStatusName, RemovalRefused } from '#wire/nfs3/index.ts';
 
-const codes: Partial<Readonly<Record<NfsStatusName, string>>> = {
+const errnoByNfsStatus: Partial<Readonly<Record<NfsStatusName, string>>> = {
   ...errnoByStatus,
   BADHANDLE: 'ESTALE',
   NOTSUPP: 'ENOTSUP',
@@ -16,9 +16,9 @@ const codes: Partial<Readonly<Record<NfsStatusName, string>>> = {
 class NfsSystemError extends Error {
   override readonly name = 'ServerRefusal';
   readonly code: string;
-  constructor(cause: Error, said: NfsError) {
+  constructor(cause: Error, nfsError: NfsError) {
     super(cause.message, { cause });
-    this.code = (said.statusName === undefined ? undefined : codes[said.statusName]) ?? 'EIO';
+    this.code = (nfsError.statusName === undefined ? undefined : errnoByNfsStatus[nfsError.statusName]) ?? 'EIO';
   }
 }
 

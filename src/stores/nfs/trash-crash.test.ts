@@ -17,13 +17,13 @@ import { keptForAWeek } from '#testing/trash-retention.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
-// A host is killed at each call to the server while it maintains the trash: before the server gets the call, or after
-// the server has done it. Nothing that is not due may be lost, and what is due must go in the end.
+// A host is killed at each call to the server while it maintains the trash: before the server gets the call, or after the
+// server has executed it. No entry may be lost before it is due, and due entries must be purged in the end.
 
 const week = 7 * 86_400_000;
 const maxCalls = 80;
 
-interface Ground {
+interface CrashExport {
   readonly folder: string;
   readonly uri: string;
   readonly options: Readonly<Record<string, string>>;
@@ -39,20 +39,26 @@ interface Entries {
 /** A running host. */
 type Host = FileStore & { readonly clock: ReturnType<typeof shortWaitClock> };
 
-const lives = createProcesses();
+const processes = createProcesses();
 
-async function open({ uri, options, connect }: Ground, instance: string, by = connect): Promise<Host> {
+async function open({ uri, options, connect }: CrashExport, instance: string, connection = connect): Promise<Host> {
   const clock = shortWaitClock(systemClock());
   return {
-    ...(await openNfs({ uri, options, instance, kind: createNfsStoreKind(clock, by), marks: lives(instance) })),
+    ...(await openNfs({
+      uri,
+      options,
+      instance,
+      kind: createNfsStoreKind(clock, connection),
+      marks: processes(instance),
+    })),
     clock,
   };
 }
 
-const recordOf = ({ folder }: Ground, { id }: Volume): string => join(folder, '.stowage', 'trash', id, 'meta');
-const readRecord = (ground: Ground, volume: Volume) => JSON.parse(readFileSync(recordOf(ground, volume), 'utf8'));
+const recordOf = ({ folder }: CrashExport, { id }: Volume): string => join(folder, '.stowage', 'trash', id, 'meta');
+const readRecord = (ground: CrashExport, volume: Volume) => JSON.parse(readFileSync(recordOf(ground, volume), 'utf8'));
 
-async function furnish(ground: Ground): Promise<Entries> {
+async function prepareEntries(ground: CrashExport): Promise<Entries> {
   const store = await open(ground, 'mortal');
   const make = async (name: string): Promise<Volume> => {
     const volume = await store.create(volumeSpec(name, { instance: 'mortal' }), scope);
@@ -68,7 +74,7 @@ async function furnish(ground: Ground): Promise<Entries> {
   return { old, due };
 }
 
-/** What maintenance does, for some minutes. */
+/** Runs maintenance for some minutes. */
 async function maintain({ trash, clock }: Host): Promise<void> {
   for (let round = 0; round < 2; round++) {
     for (const { volume } of await trash.listExpired(week, scope)) await trash.purgeExpired(volume.id, scope);
@@ -76,8 +82,8 @@ async function maintain({ trash, clock }: Host): Promise<void> {
   }
 }
 
-/** Whether the host died: maintenance that makes fewer calls is over before. */
-async function dieAt(ground: Ground, at: number, when: 'before' | 'after'): Promise<boolean> {
+/** Returns whether the host crashed. Maintenance that makes fewer calls than `at` completes. */
+async function dieAt(ground: CrashExport, at: number, when: 'before' | 'after'): Promise<boolean> {
   const host = crashableProcess(ground.connect);
   const store = await open(ground, 'mortal', host.connect);
   host.dieAt(at, when);
@@ -89,34 +95,36 @@ async function dieAt(ground: Ground, at: number, when: 'before' | 'after'): Prom
   return host.isDead;
 }
 
-async function crashes(next: () => Promise<{ readonly ground: Ground; readonly entries: Entries }>): Promise<void> {
+async function crashAtEveryCall(
+  next: () => Promise<{ readonly ground: CrashExport; readonly entries: Entries }>,
+): Promise<void> {
   for (const when of ['before', 'after'] as const)
     for (let at = 1, died = true; died; at++) {
       expect(at).toBeLessThan(maxCalls);
       const { ground, entries } = await next();
       died = await dieAt(ground, at, when);
-      const where = `killed ${when} call ${at}`;
+      const crashPoint = `killed ${when} call ${at}`;
       // Another host in between purges nothing, and does not wait.
       const other = await open(ground, 'another');
       await maintain(other);
       await other.close();
       const contents = contentsOf(ground.folder);
-      expect(contents.has(entries.old.id), where).toBe(true);
+      expect(contents.has(entries.old.id), crashPoint).toBe(true);
       const store = await open(ground, 'mortal');
       // A restart repeats the interrupted operations.
       await store.trash.purgeExpired(entries.due.id, scope);
       await store.housekeeping.sweep(scope);
       await maintain(store);
       await store.housekeeping.reclaim(scope);
-      expect(wrongRecords(contents.records()), where).toEqual([]);
+      expect(wrongRecords(contents.records()), crashPoint).toEqual([]);
       expect(
         (await store.trash.list(scope)).map(({ volume }) => volume.id),
-        where,
+        crashPoint,
       ).toEqual([entries.old.id]);
       const { expiresAt, ...expiry } = readRecord(ground, entries.old).expiry;
-      expect(expiry, where).toMatchObject({ retention: week, owner: 'mortal', seen: { by: 'mortal' } });
-      expect(expiresAt, where).toBeGreaterThan(week);
-      expect(['tmp', 'deleting'].flatMap(contents.own), where).toEqual([]);
+      expect(expiry, crashPoint).toMatchObject({ retention: week, owner: 'mortal', seen: { by: 'mortal' } });
+      expect(expiresAt, crashPoint).toBeGreaterThan(week);
+      expect(['tmp', 'deleting'].flatMap(contents.own), crashPoint).toEqual([]);
       expect((await store.trash.restore(entries.old.id, entries.old.name, scope)).id).toBe(entries.old.id);
       expect(await store.names(scope)).toEqual(['old']);
       await store.close();
@@ -124,28 +132,28 @@ async function crashes(next: () => Promise<{ readonly ground: Ground; readonly e
 }
 
 describe('a host that is killed while it maintains the trash', () => {
-  const it = {} as { ground: Ground; entries: Entries; layAgain: () => void };
+  const prepared = {} as { ground: CrashExport; entries: Entries; resetFolder: () => void };
   beforeAll(async () => {
     const folder = quickFolder('trash-crash');
-    it.ground = { folder, uri: 'nfs://nowhere/export', options: {}, connect: connectToDisk(folder) };
-    it.entries = await furnish(it.ground);
-    it.layAgain = snapshotOf(folder);
+    prepared.ground = { folder, uri: 'nfs://nowhere/export', options: {}, connect: connectToDisk(folder) };
+    prepared.entries = await prepareEntries(prepared.ground);
+    prepared.resetFolder = snapshotOf(folder);
   });
-  afterAll(() => rmSync(it.ground.folder, { recursive: true, force: true }));
+  afterAll(() => rmSync(prepared.ground.folder, { recursive: true, force: true }));
 
-  test('loses nothing, and leaves nothing', () =>
-    crashes(async () => {
-      it.layAgain();
-      return it;
+  test('loses no entry that is not due, and purges the due one', () =>
+    crashAtEveryCall(async () => {
+      prepared.resetFolder();
+      return prepared;
     }));
 });
 
 describe.skipIf(needs('ganesha'))('a host that is killed while it maintains the trash on nfs-ganesha', () => {
   const ganesha = ganeshaFolders('trash-crash');
-  test('loses nothing, and leaves nothing', () =>
-    crashes(async () => {
+  test('loses no entry that is not due, and purges the due one', () =>
+    crashAtEveryCall(async () => {
       const ground = { ...ganesha.fresh(), connect: createConnect(systemClock()) };
-      return { ground, entries: await furnish(ground) };
+      return { ground, entries: await prepareEntries(ground) };
     }));
 });
 

@@ -41,7 +41,7 @@ describe.skipIf(needs('ganesha', 'mount'))('the trash of a full NFS store', () =
 
   const reserve = (): string => join(folder, '.stowage', 'reserve');
   const create = (name: string): Promise<Volume> => store.create(volumeSpec(name, { requestId: name }), scope);
-  function fill(): void {
+  function fillDisk(): void {
     mkdirSync(join(folder, 'filling'));
     expect(() => writeFileSync(join(folder, 'filling', 'file'), Buffer.alloc(16 << 20))).toThrow('ENOSPC');
   }
@@ -49,7 +49,7 @@ describe.skipIf(needs('ganesha', 'mount'))('the trash of a full NFS store', () =
   test('accepts volumes, and restores them once there is space', async () => {
     const made = [await create('a'), await create('b')];
     await store.housekeeping.reclaim(scope);
-    fill();
+    fillDisk();
     for (const volume of made) {
       const expiresAt = await store.trash.put(volume, { deletedAt: 1, retention: day }, scope);
       expect(expiresAt).toBeGreaterThan(Date.now() + day - minute);
@@ -68,7 +68,7 @@ describe.skipIf(needs('ganesha', 'mount'))('the trash of a full NFS store', () =
     const record = join(folder, '.stowage', 'trash', old.id, 'meta');
     const { expiry: _expiry, ...before } = JSON.parse(readFileSync(record, 'utf8'));
     writeFileSync(record, `${JSON.stringify(before)}\n`);
-    fill();
+    fillDisk();
     for (let round = 0; round < 3; round++) {
       for (const { volume } of await store.trash.listExpired(0, scope))
         await store.trash.purgeExpired(volume.id, scope);

@@ -16,8 +16,8 @@ import { portsOf } from '#testing/ganesha-folders.ts';
 import { quickFolder } from '#testing/nfs-contents.ts';
 import { startServer, type TestServer } from '#testing/server.ts';
 
-// Several hosts, each a whole `stowage up` with a clock and a retention of its own, on one store of a real server whose
-// clock the tests can set. The hosts are in one process, so that a test decides when each of them runs its maintenance.
+// Several hosts share one store of a real server whose clock the tests can set. Each host is a complete `stowage up` with its
+// own clock and retention. All hosts run in one process, so that a test decides when each of them runs its maintenance.
 
 const minute = 60_000;
 const hour = 60 * minute;
@@ -32,7 +32,7 @@ interface Host {
   trash(): Promise<readonly TrashEntry[]>;
   restore(volume: Volume): Promise<Volume>;
   purge(volume: Volume): Promise<void>;
-  /** What a running server does every half minute. */
+  /** Runs the maintenance that a server runs every half minute. */
   maintain(): Promise<void>;
   restart(): Promise<Host>;
 }
@@ -68,7 +68,7 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
     uri = `nfs://${exported.host}${folder}`;
   });
 
-  /** The server's clock differs from this machine's by so much, from now on. */
+  /** Sets the difference between the server's clock and this machine's. */
   function setServerClock(ahead: number): void {
     serverAhead = ahead;
     writeFileSync(clockFile, `${Math.round(ahead / 1000)}`);
@@ -132,8 +132,8 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
   }
 
   /**
-   * That much time passes for the host, which looks at the store all the while. Days of looks every five minutes would take long, so the
-   * file that keeps the count is changed; before that, a minute passes, after which the host saves all that it has counted.
+   * Lets time pass for a host that observes the store all the while. Simulating days with an observation every five minutes would take long,
+   * so this changes the file with the count. Before that it lets a minute pass, after which the host saves its count.
    */
   async function observe({ clock, server, maintain }: Host, ms: number): Promise<void> {
     await maintain();
@@ -144,7 +144,7 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
     addObserved(server.core.instance, ms - minute);
   }
 
-  /** For all of them and the server. */
+  /** Lets time pass for the hosts and the server. */
   async function passTime(ms: number, ...hosts: readonly Host[]): Promise<void> {
     for (const host of hosts) await observe(host, ms);
     setServerClock(serverAhead + ms);
@@ -167,19 +167,19 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
     const one = await startHost({ retention: '7d' });
     const volume = await one.create('a');
     await one.remove(volume);
-    const newcomer = await startHost({ retention: '7d', skew: 8 * day });
-    await newcomer.maintain();
+    const newHost = await startHost({ retention: '7d', skew: 8 * day });
+    await newHost.maintain();
     expect((await one.restore(volume)).id).toBe(volume.id);
   });
 
   test('a host whose clock is behind does not purge its entries early', async () => {
-    const behind = await startHost({ retention: '7d', skew: -30 * day });
+    const slowHost = await startHost({ retention: '7d', skew: -30 * day });
     const other = await startHost({ retention: '7d' });
-    const volume = await behind.create('a');
-    await behind.remove(volume);
+    const volume = await slowHost.create('a');
+    await slowHost.remove(volume);
     await other.maintain();
-    await behind.maintain();
-    expect((await behind.restore(volume)).id).toBe(volume.id);
+    await slowHost.maintain();
+    expect((await slowHost.restore(volume)).id).toBe(volume.id);
   });
 
   test('of three hosts with wrong clocks and other retentions, the one that deleted a volume purges it in time', async () => {
@@ -240,12 +240,12 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
     const volume = await owner.create('a');
     await owner.remove(volume);
     setServerClock(365 * day);
-    for (let life = 0; life < 7; life++) {
+    for (let restarts = 0; restarts < 7; restarts++) {
       await owner.maintain();
       await observe(owner, day - minute);
       await owner.maintain();
       expect((await owner.trash()).map(({ volume: { id } }) => id)).toEqual([volume.id]);
-      // Nothing runs, and the time of day goes on.
+      // No host runs, and the wall clock advances.
       owner.clock.jump(90 * day);
       owner = await owner.restart();
     }
@@ -256,10 +256,10 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
   });
 
   test('an entry whose owner is gone is purged by one other host, long after', async () => {
-    const gone = await startHost({ retention: '2d' });
-    const volume = await gone.create('a');
-    await gone.remove(volume);
-    await gone.server.stop();
+    const lostOwner = await startHost({ retention: '2d' });
+    const volume = await lostOwner.create('a');
+    await lostOwner.remove(volume);
+    await lostOwner.server.stop();
     const others = [await startHost({ retention: '1m' }), await startHost({ retention: '1m' })];
     const [first, second] = others as [Host, Host];
     await passTime(2 * day + 2 * hour, ...others);
@@ -277,10 +277,10 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
   });
 
   test('a successor of a lost owner does not trust a server whose clock jumped, either', async () => {
-    const gone = await startHost({ retention: '2d' });
-    const volume = await gone.create('a');
-    await gone.remove(volume);
-    await gone.server.stop();
+    const lostOwner = await startHost({ retention: '2d' });
+    const volume = await lostOwner.create('a');
+    await lostOwner.remove(volume);
+    await lostOwner.server.stop();
     const other = await startHost({ retention: '1m' });
     setServerClock(3650 * day);
     await other.maintain();

@@ -42,8 +42,8 @@ async function startHost(instance: string): Promise<Host> {
   return Object.assign(host, { store: await openNfs({ uri: 'nfs://nowhere/export', instance, kind }) });
 }
 
-const own = (...path: readonly string[]): string => join(folder, '.stowage', ...path);
-const recordOf = ({ id }: Volume): string => own('trash', id, 'meta');
+const ownPath = (...path: readonly string[]): string => join(folder, '.stowage', ...path);
+const recordOf = ({ id }: Volume): string => ownPath('trash', id, 'meta');
 const readRecord = (volume: Volume) => JSON.parse(readFileSync(recordOf(volume), 'utf8'));
 
 async function create({ store }: Host, name: string): Promise<Volume> {
@@ -53,11 +53,11 @@ async function create({ store }: Host, name: string): Promise<Volume> {
 }
 
 const nameIn = (location: unknown): string => (location as { readonly name: string }).name;
-/** The names that a RENAME gets. */
+/** The old and the new name of a RENAME. */
 const movedFrom = (args: readonly unknown[]): string => nameIn(args[0]);
 const movedTo = (args: readonly unknown[]): string => nameIn(args[1]);
 
-/** Rounds of maintenance, half a minute apart. The test times out if they do not lead there. */
+/** Runs maintenance every half minute until `isDone`. The test times out if that never happens. */
 async function maintainUntil({ clock, store }: Host, isDone: () => boolean): Promise<void> {
   for (; !isDone(); clock.pass(minute / 2)) {
     await store.housekeeping.reclaim(scope);
@@ -66,7 +66,7 @@ async function maintainUntil({ clock, store }: Host, isDone: () => boolean): Pro
 }
 
 /** Like a user who retries while another host has the volume locked. The test times out if that does not end. */
-async function untilFree<T>({ clock }: Host, work: () => Promise<T>): Promise<T> {
+async function retryWhileBusy<T>({ clock }: Host, work: () => Promise<T>): Promise<T> {
   for (;;)
     try {
       return await work();
@@ -90,15 +90,15 @@ function suspendAtPurge(host: Host, { id }: Volume, meanwhile: () => Promise<voi
   return () => isOver;
 }
 
-/** The host ends, as if killed, when the server has done the first rename of a kind. */
+/** Kills the host right after the server has executed the first rename for which `isLast` returns true. */
 function killAfterRename(host: Host, isLast: (args: readonly unknown[]) => boolean): void {
   let isDead = false;
-  const gone = (): RpcError => new RpcError('the process was killed', { failure: 'closed', maybeDone: true });
+  const killedError = (): RpcError => new RpcError('the process was killed', { failure: 'closed', maybeDone: true });
   host.hook = async ({ procedure, args, make }) => {
-    if (isDead) throw gone();
+    if (isDead) throw killedError();
     const answer = await make();
     isDead = procedure === 'rename' && isLast(args);
-    if (isDead) throw gone();
+    if (isDead) throw killedError();
     return answer;
   };
 }
@@ -112,16 +112,16 @@ describe('a host that is suspended right before it purges', () => {
     const volume = await create(slow, 'a');
     await slow.store.trash.put(volume, { deletedAt: 1, retention: 0 }, scope);
     const wasSuspended = suspendAtPurge(slow, volume, async () => {
-      const back = await untilFree(other, () => other.store.trash.restore(volume.id, volume.name, scope));
-      await untilFree(other, () => other.store.trash.put(back, keptForAWeek(2), scope));
+      const restored = await retryWhileBusy(other, () => other.store.trash.restore(volume.id, volume.name, scope));
+      await retryWhileBusy(other, () => other.store.trash.put(restored, keptForAWeek(2), scope));
     });
     await expect(purge(slow, volume)).rejects.toMatchObject({ code: 'deadline' });
     expect(wasSuspended()).toBe(true);
     for (const { store } of [slow, other]) await store.housekeeping.reclaim(scope);
     expect(await other.store.trash.list(scope)).toMatchObject([{ volume: { id: volume.id }, deletedAt: 2 }]);
-    await untilFree(other, () => other.store.trash.restore(volume.id, volume.name, scope));
+    await retryWhileBusy(other, () => other.store.trash.restore(volume.id, volume.name, scope));
     expect(readFileSync(join(folder, 'a', 'file'), 'utf8')).toBe(volume.id);
-    expect(readdirSync(own('trash'))).toEqual([]);
+    expect(readdirSync(ownPath('trash'))).toEqual([]);
   });
 });
 
@@ -145,18 +145,18 @@ describe('a host that dies while it purges', () => {
     expect(readFileSync(join(folder, 'a', 'file'), 'utf8')).toBe(volume.id);
   });
 
-  test('leaves an entry that can be restored, and one that can be purged', async () => {
+  test('leaves an entry that can be restored or purged', async () => {
     const volume = await dieWhilePurging();
     const other = await startHost('other');
     expect(await other.store.trash.list(scope)).toMatchObject([{ volume: { id: volume.id }, deletedAt: 1 }]);
-    const back = await untilFree(other, () => other.store.trash.restore(volume.id, volume.name, scope));
-    await other.store.trash.put(back, keptForAWeek(2), scope);
+    const restored = await retryWhileBusy(other, () => other.store.trash.restore(volume.id, volume.name, scope));
+    await other.store.trash.put(restored, keptForAWeek(2), scope);
     killAfterRename(other, (args) => movedFrom(args) === volume.id);
     await expect(other.store.trash.purge(volume.id, scope, { deletedAt: 2 })).rejects.toThrow();
     const last = await startHost('last');
-    await untilFree(last, () => last.store.trash.purge(volume.id, scope, { deletedAt: 2 }));
+    await retryWhileBusy(last, () => last.store.trash.purge(volume.id, scope, { deletedAt: 2 }));
     expect(await last.store.trash.list(scope)).toEqual([]);
-    expect(readdirSync(own('trash'))).toEqual([]);
+    expect(readdirSync(ownPath('trash'))).toEqual([]);
   });
 });
 
@@ -165,9 +165,9 @@ test('a repeated purge leaves the data of a later deletion that was interrupted 
   const volume = await create(dying, 'a');
   killAfterRename(dying, (args) => movedTo(args) === 'data');
   await expect(dying.store.trash.put(volume, keptForAWeek(2), scope)).rejects.toThrow();
-  expect([existsSync(own('trash', volume.id, 'data')), existsSync(recordOf(volume))]).toEqual([true, false]);
-  for (const only of [{ deletedAt: 1 }, undefined])
-    await untilFree(other, () => other.store.trash.purge(volume.id, scope, only));
+  expect([existsSync(ownPath('trash', volume.id, 'data')), existsSync(recordOf(volume))]).toEqual([true, false]);
+  for (const expectedEntry of [{ deletedAt: 1 }, undefined])
+    await retryWhileBusy(other, () => other.store.trash.purge(volume.id, scope, expectedEntry));
   await other.store.housekeeping.reclaim(scope);
   // A repeated call finishes the deletion.
   await other.store.trash.put(volume, keptForAWeek(2), scope);
@@ -183,8 +183,8 @@ test('entries without a date whose locks a dead host left get one, and no round 
     await host.store.trash.put(volume, keptForAWeek(1), scope);
     const { expiry: _expiry, ...before } = readRecord(volume);
     writeFileSync(recordOf(volume), `${JSON.stringify(before)}\n`);
-    // The mark of an unknown process.
-    utimesSync(own('locks', volume.id), 4711, 4711);
+    // Set the mark of an unknown process.
+    utimesSync(ownPath('locks', volume.id), 4711, 4711);
   }
   const isDated = (volume: Volume): boolean => readRecord(volume).expiry?.expiresAt > week;
   const other = await startHost('other');

@@ -3,14 +3,14 @@ import { isErrno } from '#base/errno.ts';
 import type { NodeName, SeenUse, VolumeId } from '#core/model.ts';
 import { isFull, UnsuitableFile } from '../file-store/files.ts';
 import type { NfsFiles } from './files.ts';
-import { decode, isHostId, recordLimit, unknownHost, writerFile } from './uses-format.ts';
+import { decodeUse, isHostId, maxRecordBytes, unknownHost, writerFile } from './uses-format.ts';
 
 /** A record that its host has not renewed for this long, by the server's clock, is stale. */
-export const staleMs = 5 * 60_000;
+export const staleAfterMs = 5 * 60_000;
 
 /** Limits for one volume, whatever the server lists: number of hosts, and total size of their records. */
 export const maxHosts = 500;
-export const maxTotalText = 4 * 1024 * 1024;
+export const maxTotalChars = 4 * 1024 * 1024;
 /** Concurrent reads. */
 const maxConcurrentReads = 16;
 /** Stands for the hosts whose records were not read. No host can have this id. */
@@ -42,7 +42,7 @@ export function createUseRecordReader({ files, folder, scratchPath }: UseRecordR
   const writerOf = (id: VolumeId): string => `${folderOf(id)}/${writerFile}`;
 
   /** The server's time, from a file that we write for this. Undefined: the server is full. */
-  async function now(): Promise<number | undefined> {
+  async function serverNow(): Promise<number | undefined> {
     const path = scratchPath();
     try {
       const writtenAt = await files.write(path, '.');
@@ -58,7 +58,7 @@ export function createUseRecordReader({ files, folder, scratchPath }: UseRecordR
   /** Undefined: absent. Null: it exists but cannot be read. */
   async function textOf(path: string): Promise<string | undefined | null> {
     try {
-      return (await files.read(path, recordLimit)).toString('utf8');
+      return (await files.read(path, maxRecordBytes)).toString('utf8');
     } catch (cause) {
       if (isErrno(cause, 'ENOENT')) return undefined;
       if (cause instanceof UnsuitableFile || isErrno(cause, 'EACCES', 'EPERM', 'EIO')) return null;
@@ -83,38 +83,38 @@ export function createUseRecordReader({ files, folder, scratchPath }: UseRecordR
     const found = (await files.attributes(path)) ?? (isWriter ? await files.attributes(writerOf(id)) : undefined);
     if (found === undefined) return undefined;
     const renewedAt = found.mtime * 1000 + Math.floor(found.mtimeNs / 1e6);
-    const stale = time !== undefined && time - renewedAt > staleMs;
+    const stale = time !== undefined && time - renewedAt > staleAfterMs;
     const text = await textOf(path);
     if (text === undefined && !isWriter) return undefined;
     return { writer: isWriter, renewedAt, stale, text: text ?? '' };
   }
 
   async function usesIn(id: VolumeId, names: readonly string[]): Promise<readonly SeenUse[]> {
-    const holder = names.includes(writerFile) ? ((await writer(id)) ?? '') : '';
-    if (holder === '' && !names.some(isHostId)) return [];
-    const time = await now();
+    const writerHost = names.includes(writerFile) ? ((await writer(id)) ?? '') : '';
+    if (writerHost === '' && !names.some(isHostId)) return [];
+    const time = await serverNow();
     const uses = new Map<string, SeenUse>();
-    let left = maxTotalText;
+    let remainingChars = maxTotalChars;
     let unread = 0;
     function* hosts(): Iterable<string> {
-      if (holder !== '') yield holder;
+      if (writerHost !== '') yield writerHost;
       for (const name of names) {
-        if (!isHostId(name) || name === holder) continue;
+        if (!isHostId(name) || name === writerHost) continue;
         if (uses.size < maxHosts) yield name;
         else unread++;
       }
     }
     await eachBounded(hosts(), maxConcurrentReads, async (host) => {
-      const found = await read(id, host, host === holder, time);
+      const found = await read(id, host, host === writerHost, time);
       if (found === undefined) return;
       const { text, ...seen } = found;
       // Beyond the limit, only record that the host uses the volume.
-      const isMuch = text.length > left;
-      if (!isMuch) left -= text.length;
-      uses.set(host, { ...decode(host, isMuch ? '' : text), ...seen });
+      const isTooMuch = text.length > remainingChars;
+      if (!isTooMuch) remainingChars -= text.length;
+      uses.set(host, { ...decodeUse(host, isTooMuch ? '' : text), ...seen });
     });
     const all = [...uses.values()].sort((a, b) => (a.host < b.host ? -1 : 1));
-    return unread === 0 ? all : [...all, manyOthers(unread, time)];
+    return unread === 0 ? all : [...all, unreadHostsEntry(unread, time)];
   }
 
   async function removeFolder(id: VolumeId): Promise<void> {
@@ -146,7 +146,7 @@ export function createUseRecordReader({ files, folder, scratchPath }: UseRecordR
 
 type RecordStatus = Pick<SeenUse, 'writer' | 'renewedAt' | 'stale'>;
 
-const manyOthers = (count: number, time = 0): SeenUse => ({
+const unreadHostsEntry = (count: number, time = 0): SeenUse => ({
   host: unreadHosts,
   node: `${count} more hosts` as NodeName,
   users: [],

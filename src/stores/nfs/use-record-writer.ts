@@ -9,7 +9,7 @@ import { undefinedIfAbsent } from './use-record-reader.ts';
 
 /** Retries while other hosts remove the folder. */
 const maxAttempts = 16;
-const pauseMs = 20;
+const maxPauseMs = 20;
 
 /** Creates the files in `.stowage/users/<volume id>`. Call it with the volume locked. */
 export interface UseRecordWriter {
@@ -25,18 +25,18 @@ export function createUseRecordWriter(storeRoot: NfsStoreRoot, clock: Clock): Us
 
   /** Creates the folder and retries: a host that stops using the volume may remove the folder that another has just found or created. */
   async function inFolder(id: VolumeId, signal: AbortSignal, work: () => Promise<unknown>): Promise<void> {
-    for (let again = 1; ; again++) {
-      let isThere = false;
+    for (let attempt = 1; ; attempt++) {
+      let hasFolder = false;
       try {
         await files.makeFolder(folderOf(id));
-        isThere = true;
+        hasFolder = true;
         await work();
         return;
       } catch (cause) {
-        const isRemoved = isErrno(cause, 'ENOENT', 'ESTALE') || (!isThere && isErrno(cause, 'EEXIST'));
-        if (again >= maxAttempts || !isRemoved) throw cause;
+        const isRemoved = isErrno(cause, 'ENOENT', 'ESTALE') || (!hasFolder && isErrno(cause, 'EEXIST'));
+        if (attempt >= maxAttempts || !isRemoved) throw cause;
       }
-      await clock.sleep(Math.random() * pauseMs, signal);
+      await clock.sleep(Math.random() * maxPauseMs, signal);
     }
   }
 
@@ -74,8 +74,8 @@ export function createUseRecordWriter(storeRoot: NfsStoreRoot, clock: Clock): Us
         });
       } catch (cause) {
         if (!isErrno(cause, 'EEXIST')) throw cause;
-        const holder = (await writer(id)) ?? 'HOST';
-        if (holder !== host) throw writtenElsewhere(storeRoot.store, name, await useBy(id, holder));
+        const writerHost = (await writer(id)) ?? 'HOST';
+        if (writerHost !== host) throw writtenElsewhere(storeRoot.store, name, await useBy(id, writerHost));
       }
     },
     dropWriter: async (id, host, limit) => {

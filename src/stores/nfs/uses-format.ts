@@ -4,7 +4,7 @@ import type { NodeName, Use, User } from '#core/model.ts';
 /** The files in `.stowage/users/<volume id>`: one for each host, and `.writer`. */
 
 const formatVersion = 1;
-export const recordLimit = 64 * 1024;
+export const maxRecordBytes = 64 * 1024;
 const maxUsers = 1000;
 /** Holds the id of the one host that may write. No host can have this id. */
 export const writerFile = '.writer';
@@ -14,17 +14,17 @@ export const unknownHost = 'unknown';
 export const isHostId = (text: string): boolean => /^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$/.test(text);
 const kinds: readonly string[] = ['path', 'container', 'pod', 'kubelet'] satisfies User['kind'][];
 
-/** Leaves out users that do not fit. What counts is that the host uses the volume. */
-export function encode({ host, node, users }: Use): string {
-  for (let most = maxUsers; ; most = Math.floor(most / 2)) {
-    const shown = users.slice(0, most).map(({ kind, name }) => ({ kind, name }));
+/** Omits users that do not fit. The essential fact is that the host uses the volume. */
+export function encodeUse({ host, node, users }: Use): string {
+  for (let count = maxUsers; ; count = Math.floor(count / 2)) {
+    const shown = users.slice(0, count).map(({ kind, name }) => ({ kind, name }));
     const text = `${JSON.stringify({ version: formatVersion, host, node, users: shown })}\n`;
-    if (Buffer.byteLength(text) <= recordLimit || shown.length === 0) return text;
+    if (Buffer.byteLength(text) <= maxRecordBytes || shown.length === 0) return text;
   }
 }
 
 /** A host with an unreadable record uses the volume, too: never allow deletion because of it. */
-export function decode(host: string, text: string): Use {
+export function decodeUse(host: string, text: string): Use {
   const json = jsonIn(text);
   if (!isJsonObject(json) || typeof json['node'] !== 'string' || !Array.isArray(json['users']))
     return { host, node: host as NodeName, users: [] };

@@ -22,17 +22,17 @@ import type { FileStore } from '../file-store/verbs.ts';
 import { type Connect, createConnect } from './connect.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { parseOptions } from './options.ts';
-import { staleMs } from './use-record-reader.ts';
+import { staleAfterMs } from './use-record-reader.ts';
 
-interface Served {
+interface ServedExport {
   readonly uri: string;
   readonly options: Readonly<Record<string, string>>;
   readonly connect: Connect;
-  /** What is exported, on this machine. */
+  /** The exported folder on this machine. */
   readonly folder: string;
 }
 
-/** A day ahead: no time that the store reports may come from this clock. */
+/** A day ahead of the server: no time that the store reports may come from this clock. */
 const fastClock = { ...systemClock(), now: () => Date.now() + 86_400_000 };
 
 function usesOf(store: FileStore): Uses {
@@ -40,22 +40,28 @@ function usesOf(store: FileStore): Uses {
   return store.uses;
 }
 
-async function openStore({ uri, options, connect }: Served, instance = 'instance-1'): Promise<FileStore> {
+async function openStore({ uri, options, connect }: ServedExport, instance = 'instance-1'): Promise<FileStore> {
   const store = await openNfs({ uri, options, instance, kind: createNfsStoreKind(fastClock, connect) });
   onTestFinished(() => store.close());
   return store;
 }
 
-const openOn = async (served: Served, instance?: string): Promise<Uses> => usesOf(await openStore(served, instance));
+const openUses = async (served: ServedExport, instance?: string): Promise<Uses> =>
+  usesOf(await openStore(served, instance));
 
-/** A new one, on a store of its own host. */
-async function made(served: Served): Promise<VolumeRef> {
+/** Creates a volume as another host. */
+async function createVolume(served: ServedExport): Promise<VolumeRef> {
   const store = await openStore(served, 'maker');
   return store.create(volumeSpec('photos', { instance: 'maker' }), scope);
 }
 
-/** Through the server, which may remember for a while what was there. */
-async function age({ uri, options, connect }: Served, id: VolumeId, host: string, ms: number): Promise<void> {
+/** Makes a record older through the server, because the server may cache attributes. */
+async function makeOlder(
+  { uri, options, connect }: ServedExport,
+  id: VolumeId,
+  host: string,
+  ms: number,
+): Promise<void> {
   const session = await connect(parseOptions(uri, options), () => undefined, scope.signal);
   let handle = await session.mount(scope.signal);
   for (const name of ['.stowage', 'users', id, host]) ({ handle } = await session.nfs.lookup(handle, name));
@@ -72,8 +78,8 @@ const use = (host: string, ...names: readonly string[]): Use => ({
 const recordsIn = (folder: string): string[] =>
   readdirSync(join(folder, '.stowage', 'users'), { recursive: true }).sort() as string[];
 
-function contract(serve: () => Promise<Served>): void {
-  let served: Served;
+function usesContract(serve: () => Promise<ServedExport>): void {
+  let served: ServedExport;
   let store: FileStore;
   let uses: Uses;
   let volume: VolumeRef;
@@ -82,22 +88,22 @@ function contract(serve: () => Promise<Served>): void {
     served = await serve();
     store = await openStore(served);
     uses = usesOf(store);
-    volume = await made(served);
+    volume = await createVolume(served);
     ({ id } = volume);
   });
 
   test('put, list and remove are idempotent', async () => {
-    const other = await openOn(served, 'instance-2');
+    const other = await openUses(served, 'instance-2');
     expect(await uses.list(id, scope)).toEqual([]);
     for (let i = 0; i < 2; i++) await uses.put(volume, use('h1', 'web-0', 'web-1'), scope);
     await other.put(volume, use('h2'), scope);
     const fresh = { writer: false, stale: false, renewedAt: expect.any(Number) };
-    const both = [
+    const expectedUses = [
       { ...use('h1', 'web-0', 'web-1'), ...fresh },
       { ...use('h2'), ...fresh },
     ];
     for (const one of [uses, other])
-      expect((await one.list(id, scope)).toSorted((a, b) => (a.host < b.host ? -1 : 1))).toEqual(both);
+      expect((await one.list(id, scope)).toSorted((a, b) => (a.host < b.host ? -1 : 1))).toEqual(expectedUses);
     await uses.put(volume, use('h1', 'web-2'), scope);
     expect((await other.list(id, scope)).find(({ host }) => host === 'h1')?.users).toEqual([
       { kind: 'pod', name: 'web-2' },
@@ -113,16 +119,16 @@ function contract(serve: () => Promise<Served>): void {
     await uses.put(volume, use('h1'), scope);
     const [{ renewedAt = 0 } = {}] = await uses.list(id, scope);
     expect(Math.abs(renewedAt - Date.now())).toBeLessThan(60_000);
-    await age(served, id, 'h1', staleMs - 60_000);
+    await makeOlder(served, id, 'h1', staleAfterMs - 60_000);
     expect(await uses.list(id, scope)).toMatchObject([{ host: 'h1', stale: false }]);
-    await age(served, id, 'h1', 61_000 + 5_000);
+    await makeOlder(served, id, 'h1', 61_000 + 5_000);
     expect(await uses.list(id, scope)).toMatchObject([{ host: 'h1', node: 'node of h1', stale: true }]);
     await uses.put(volume, use('h1'), scope);
     expect(await uses.list(id, scope)).toMatchObject([{ host: 'h1', stale: false }]);
   });
 
   test('one host at a time may write', async () => {
-    const other = await openOn(served, 'instance-2');
+    const other = await openUses(served, 'instance-2');
     for (let i = 0; i < 2; i++) await uses.takeWriter(volume, 'h1', scope);
     expectError(await refusal(other.takeWriter(volume, 'h2', scope)), {
       code: 'in-use',
@@ -131,10 +137,10 @@ function contract(serve: () => Promise<Served>): void {
       action: /^Stop using it there first\. .*: stowage volume release test\/photos --host h1$/,
     });
     await other.dropWriter(id, 'h2', scope);
-    // By the names that people have for it, once it has said them.
-    const named = use('h1', 'default/web-0');
-    const users: Use['users'] = [{ kind: 'kubelet', name: 'file.stowage.dev' }, ...named.users];
-    await uses.put(volume, { ...named, users: [...users, { kind: 'path', name: '/mnt/a' }] }, scope);
+    // Once the host has recorded its node and users, the error names them.
+    const useWithPod = use('h1', 'default/web-0');
+    const users: Use['users'] = [{ kind: 'kubelet', name: 'file.stowage.dev' }, ...useWithPod.users];
+    await uses.put(volume, { ...useWithPod, users: [...users, { kind: 'path', name: '/mnt/a' }] }, scope);
     expectError(await refusal(other.takeWriter(volume, 'h2', scope)), {
       code: 'in-use',
       reason: 'volume-written-elsewhere',
@@ -149,7 +155,7 @@ function contract(serve: () => Promise<Served>): void {
     await uses.takeWriter(volume, 'h1', scope);
     for (let i = 0; i < 2; i++) await uses.dropWriter(id, 'h1', scope);
     await other.takeWriter(volume, 'h2', scope);
-    // Whatever it recorded of users, it uses the volume.
+    // The writer uses the volume even without a record of its users.
     expect(await uses.list(id, scope)).toEqual([
       { host: 'h2', node: 'h2', users: [], writer: true, stale: false, renewedAt: expect.any(Number) },
     ]);
@@ -164,24 +170,24 @@ function contract(serve: () => Promise<Served>): void {
     expect(recordsIn(served.folder)).toEqual([]);
   });
 
-  test('of many hosts that want to write at once, one may', async () => {
+  test('only one of many concurrent hosts becomes the writer', async () => {
     const all = await Promise.all(
-      ['a', 'b', 'c', 'd'].map(async (host) => [host, await openOn(served, host)] as const),
+      ['a', 'b', 'c', 'd'].map(async (host) => [host, await openUses(served, host)] as const),
     );
-    const taken = await Promise.allSettled(all.map(([host, one]) => one.takeWriter(volume, host, scope)));
-    expect(taken.filter(({ status }) => status === 'fulfilled')).toHaveLength(1);
-    for (const one of taken) if (one.status === 'rejected') expect(one.reason).toMatchObject({ code: 'in-use' });
+    const results = await Promise.allSettled(all.map(([host, one]) => one.takeWriter(volume, host, scope)));
+    expect(results.filter(({ status }) => status === 'fulfilled')).toHaveLength(1);
+    for (const one of results) if (one.status === 'rejected') expect(one.reason).toMatchObject({ code: 'in-use' });
   });
 
-  test('hosts that come and go do not disturb each other', async () => {
-    const other = await openOn(served, 'instance-2');
-    const comeAndGo = async (one: Uses, host: string): Promise<void> => {
+  test('hosts that concurrently put and remove their records do not affect each other', async () => {
+    const other = await openUses(served, 'instance-2');
+    const putAndRemove = async (one: Uses, host: string): Promise<void> => {
       for (let i = 0; i < 25; i++) {
         await one.put(volume, use(host), scope);
         await one.remove(id, host, scope);
       }
     };
-    await Promise.all([comeAndGo(uses, 'h1'), comeAndGo(other, 'h2'), comeAndGo(other, 'h3')]);
+    await Promise.all([putAndRemove(uses, 'h1'), putAndRemove(other, 'h2'), putAndRemove(other, 'h3')]);
     expect(recordsIn(served.folder)).toEqual([]);
   });
 
@@ -195,26 +201,26 @@ function contract(serve: () => Promise<Served>): void {
 }
 
 describe('on the local file system', () => {
-  async function serve(): Promise<Served> {
+  async function serve(): Promise<ServedExport> {
     const folder = await exportFolder();
     onTestFinished(() => rm(folder, { recursive: true, force: true }));
     return { folder, uri: 'nfs://nowhere/export', options: {}, connect: connectToDisk(folder) };
   }
-  contract(serve);
+  usesContract(serve);
 
-  const recordOf = ({ folder }: Served, id: VolumeId, host: string): string =>
+  const recordOf = ({ folder }: ServedExport, id: VolumeId, host: string): string =>
     join(folder, '.stowage', 'users', id, host);
 
   test.each([
     ['is empty', ''],
-    ['is cut off', '{"version":1,"host":"h1","no'],
+    ['is truncated', '{"version":1,"host":"h1","no'],
     ['is something else', '[]'],
     ['lacks a field', '{"version":1,"host":"h1"}'],
     ['is too long', `"${'x'.repeat(70_000)}"`],
   ])('a record that %s still counts', async (_how, text) => {
     const served = await serve();
-    const uses = await openOn(served);
-    const volume = await made(served);
+    const uses = await openUses(served);
+    const volume = await createVolume(served);
     const { id } = volume;
     await uses.put(volume, use('h1', 'web-0'), scope);
     writeFileSync(recordOf(served, id, 'h1'), text);
@@ -225,14 +231,14 @@ describe('on the local file system', () => {
 
   test('a record that is not a file, or is unreadable, still counts', async () => {
     const served = await serve();
-    const volume = await made(served);
+    const volume = await createVolume(served);
     const { id } = volume;
-    await (await openOn(served)).put(volume, use('h1'), scope);
+    await (await openUses(served)).put(volume, use('h1'), scope);
     mkdirSync(recordOf(served, id, 'h2'));
     const connect = connectScripted(served.folder, (real) => ({
       read: (file, ...rest) => (String(file).includes(id) ? refusing('ACCES')() : real.read(file, ...rest)),
     }));
-    const uses = await openOn({ ...served, connect });
+    const uses = await openUses({ ...served, connect });
     const seen = (await uses.list(id, scope)).toSorted((a, b) => (a.host < b.host ? -1 : 1));
     expect(seen).toMatchObject([
       { host: 'h1', node: 'h1', users: [] },
@@ -242,14 +248,14 @@ describe('on the local file system', () => {
 
   test('lists the uses on a full disk', async () => {
     const served = await serve();
-    const volume = await made(served);
+    const volume = await createVolume(served);
     const { id } = volume;
-    await (await openOn(served)).put(volume, use('h1'), scope);
+    await (await openUses(served)).put(volume, use('h1'), scope);
     let isFull = false;
     const connect = connectScripted(served.folder, (real) => ({
       write: (...args) => (isFull ? refusing('NOSPC')() : real.write(...args)),
     }));
-    const uses = await openOn({ ...served, connect });
+    const uses = await openUses({ ...served, connect });
     isFull = true;
     expect(await uses.list(id, scope)).toMatchObject([{ host: 'h1', stale: false }]);
     expect(readdirSync(join(served.folder, '.stowage', 'tmp'))).toEqual([]);
@@ -257,8 +263,8 @@ describe('on the local file system', () => {
 
   test('leaves out users that do not fit into a record', async () => {
     const served = await serve();
-    const uses = await openOn(served);
-    const volume = await made(served);
+    const uses = await openUses(served);
+    const volume = await createVolume(served);
     const { id } = volume;
     const names = Array.from({ length: 2000 }, (_, i) => `${'x'.repeat(300)}-${i}`);
     await uses.put(volume, use('h1', ...names), scope);
@@ -272,8 +278,8 @@ describe('on the local file system', () => {
 
   test('an empty writer file, left by a crash, counts as no writer', async () => {
     const served = await serve();
-    const uses = await openOn(served);
-    const volume = await made(served);
+    const uses = await openUses(served);
+    const volume = await createVolume(served);
     const { id } = volume;
     await uses.takeWriter(volume, 'h1', scope);
     truncateSync(recordOf(served, id, '.writer'));
@@ -294,7 +300,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     await ganesha[Symbol.asyncDispose]();
     await rm(parent, { recursive: true, force: true });
   });
-  contract(async () => {
+  usesContract(async () => {
     const folder = join(parent, `${++next}`);
     await mkdir(folder);
     const options = { port: `${ganesha.nfsPort}`, mountport: `${ganesha.mountPort}` };
@@ -306,7 +312,7 @@ describe('core', () => {
   test('does not delete or rename a volume that another host uses, and names the host, also if it is stale', async () => {
     const own = await startOwnServer({ path: '/export' });
     const port = `${own.server.port}`;
-    const served: Served = {
+    const served: ServedExport = {
       uri: 'nfs://127.0.0.1/export',
       options: { port, mountport: port },
       folder: own.directory,
@@ -319,8 +325,8 @@ describe('core', () => {
     const wanted = { store: 'silver', name: 'photos', bytes: undefined, access: undefined, labels: {} };
     const volume = await volumes.create(wanted, aCall());
     const { id } = volume;
-    const elsewhere = await openOn(served, 'instance-2');
-    await elsewhere.put(volume, use('host-b', 'web-0'), scope);
+    const otherHost = await openUses(served, 'instance-2');
+    await otherHost.put(volume, use('host-b', 'web-0'), scope);
 
     const inUse = (silent: string, verb: string) => ({
       code: 'in-use',
@@ -332,11 +338,11 @@ describe('core', () => {
     });
     expectError(await refusal(deletions.delete(id, undefined, aCall())), inUse('', 'deleted'));
     expectError(await refusal(volumes.rename(id, 'pictures', undefined, aCall())), inUse('', 'renamed'));
-    await age(served, id, 'host-b', staleMs + 5_000);
+    await makeOlder(served, id, 'host-b', staleAfterMs + 5_000);
     const silent = ', silent since \\d{4}-\\d\\d-\\d\\dT[0-9:.]+Z';
     expectError(await refusal(deletions.delete(id, undefined, aCall())), inUse(silent, 'deleted'));
     expect(readdirSync(own.directory).sort()).toEqual(['.stowage', 'photos', 'photos.meta']);
-    await elsewhere.remove(id, 'host-b', scope);
+    await otherHost.remove(id, 'host-b', scope);
     expect(await deletions.delete(id, undefined, aCall())).toMatchObject({ outcome: 'deleted' });
     expect(readdirSync(own.directory)).toEqual(['.stowage']);
   });

@@ -11,9 +11,9 @@ import type { VerbContext } from '../file-store/verb-context.ts';
 import type { NfsStoreRoot } from './open-store-root.ts';
 import { undefinedIfAbsent } from './use-record-reader.ts';
 import { createUseRecordWriter } from './use-record-writer.ts';
-import { encode, isHostId, recordLimit } from './uses-format.ts';
+import { encodeUse, isHostId, maxRecordBytes } from './uses-format.ts';
 
-/** Use records: one file for each volume and host. The host rewrites it while it uses the volume. */
+/** Use records: one file for each volume and host. The host renews its file while it uses the volume. */
 export function createUses(parts: VerbContext, storeRoot: NfsStoreRoot): Uses {
   const { runVerb } = parts;
   const { files } = storeRoot;
@@ -45,11 +45,11 @@ export function createUses(parts: VerbContext, storeRoot: NfsStoreRoot): Uses {
     put: async (ref, use, scope) => {
       const doing = `recording that ${use.node} uses ${quoted(ref.name)}`;
       const path = recordOf(ref.id, use.host);
-      const text = encode(use);
+      const text = encodeUse(use);
       // A renewal, every 30 s, takes no lock. While the record exists no host deletes the volume, and an overwrite cannot bring a removed
       // file back, as a rename could. A renewal usually writes the same bytes. If it writes others, a reader may see a part of them for
       // a moment, and such a record still counts.
-      if (await runVerb(doing, [], scope, () => files.overwrite(path, text, recordLimit))) return;
+      if (await runVerb(doing, [], scope, () => files.overwrite(path, text, maxRecordBytes))) return;
       await withExistingVolume(doing, ref, scope, (limit) => records.create(ref.id, path, text, limit, scope.signal));
     },
     remove: async (id, host, scope) => {

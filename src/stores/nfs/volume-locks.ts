@@ -9,8 +9,8 @@ import type { StaleFileWatch } from './stale-file-watch.ts';
 
 /** Longer than the time after which a holder stops by itself: see `takenForDeadMs`. */
 export const deadLock = { afterMs: 2 * presumedDeadMs, steadyMs: 10_000 } as const;
-/** Locks that this process released are taken again without a LOOKUP. At most this many are remembered. */
-const maxRecent = 10_000;
+/** This process takes a lock that it has released before without a LOOKUP. It remembers at most this many locks. */
+const maxReleasedLocks = 10_000;
 /** Retries if the lock file is created or removed between two of our calls. */
 const maxLookups = 3;
 
@@ -35,8 +35,8 @@ export interface TakenLock {
   /** The volume had no lock file. */
   readonly isNew: boolean;
   /**
-   * It is not known that the spare lock was free at a moment when the lock file existed. Until then another host, which found no room for a lock
-   * file, may hold the volume by the spare lock; afterwards none can.
+   * The spare lock was not yet seen free while the lock file existed. Until then another host that found no space for a lock file may hold
+   * the volume by the spare lock; afterwards none can.
    */
   readonly isSpareUnchecked: boolean;
   readonly keys: readonly string[];
@@ -59,7 +59,7 @@ type UntrackedLock = Omit<TakenLock, 'keys'>;
 export function createVolumeLocks(parts: VolumeLocksParts): VolumeLocks {
   const { io, lockFile, marks, watch, spareLock, held, keyOf } = parts;
   /** Lock files as our own release left them. */
-  const recent = new Map<string, FoundFile>();
+  const releasedLocks = new Map<string, FoundFile>();
   let spareFile: FoundFile | undefined;
 
   const isAbandoned = (path: string, found: Attributes): boolean =>
@@ -67,8 +67,8 @@ export function createVolumeLocks(parts: VolumeLocksParts): VolumeLocks {
 
   async function takeOwn(path: string, signal: AbortSignal): Promise<UntrackedLock | 'full' | undefined> {
     for (let lookups = 0; lookups < maxLookups; lookups++) {
-      const known = recent.get(path);
-      recent.delete(path);
+      const known = releasedLocks.get(path);
+      releasedLocks.delete(path);
       const found = known ?? (await io.find(path));
       if (found === undefined) {
         try {
@@ -106,8 +106,8 @@ export function createVolumeLocks(parts: VolumeLocksParts): VolumeLocks {
   }
 
   async function take(path: string, keys: string[], signal: AbortSignal): Promise<UntrackedLock | undefined> {
-    const own = await takeOwn(path, signal);
-    if (own !== 'full') return own;
+    const ownLock = await takeOwn(path, signal);
+    if (ownLock !== 'full') return ownLock;
     const key = keyOf(spareLock);
     if (held.has(key)) return undefined;
     held.add(key);
@@ -127,17 +127,17 @@ export function createVolumeLocks(parts: VolumeLocksParts): VolumeLocks {
         taken = await take(path, keys, signal);
         return taken && { ...taken, keys };
       } finally {
-        if (taken === undefined) for (const each of keys) held.delete(each);
+        if (taken === undefined) for (const heldKey of keys) held.delete(heldKey);
       }
     },
     release: async ({ path, lock, keys }, how) => {
       try {
         if (how === 'remove' && path !== spareLock) return await io.remove(path);
-        const after = await lockFile.release(lock);
-        if (after === undefined) parts.log.warn('another host took over a lock that we held', { lock: path });
+        const released = await lockFile.release(lock);
+        if (released === undefined) parts.log.warn('another host took over a lock that we held', { lock: path });
         else if (path !== spareLock && how !== 'unchecked') {
-          if (recent.size >= maxRecent) recent.clear();
-          recent.set(path, after);
+          if (releasedLocks.size >= maxReleasedLocks) releasedLocks.clear();
+          releasedLocks.set(path, released);
         }
       } catch (cause) {
         parts.log.debug('a lock could not be released', { lock: path, cause: String(cause) });

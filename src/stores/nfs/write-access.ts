@@ -17,26 +17,26 @@ export function createWriteAccessCheck(
   return async (source, { signal }) => {
     if (source.kind !== 'nfs') return;
     const handle = new Uint8Array(Buffer.from(source.way.root, 'base64')) as FileHandle;
-    const within = { signal, deadlineMs: timeout };
+    const limits = { signal, deadlineMs: timeout };
     const { nfs } = storeRoot.session;
     try {
       const [granted, { uid, mode }] = await Promise.all([
-        // Asks as the user that root is on the server: with squash, the store's user.
-        nfs.access(handle, accessRight.modify | accessRight.extend, within),
-        nfs.getattr(handle, within),
+        // Calls as the user to which root is mapped: with squash, the store's user.
+        nfs.access(handle, accessRight.modify | accessRight.extend, limits),
+        nfs.getattr(handle, limits),
       ]);
-      const isOthers = squash !== 'all' && (uid !== 0 || (mode & 0o022) !== 0);
+      const mayBeOthers = squash !== 'all' && (uid !== 0 || (mode & 0o022) !== 0);
       // The mode makes it read-only for all users, so that is intended.
-      const isForReading = (mode & 0o222) === 0;
-      if (granted !== 0 || isOthers || isForReading) return;
+      const isReadOnlyMode = (mode & 0o222) === 0;
+      if (granted !== 0 || mayBeOthers || isReadOnlyMode) return;
     } catch (cause) {
       throw await storeRoot.failure(cause, 'checking who may write to the volume');
     }
-    throw squash === 'none' ? rootIsNobody() : noRight(source.way.uid, squash);
+    throw squash === 'none' ? rootSquashed() : squashedUserDenied(source.way.uid, squash);
   };
 }
 
-const rootIsNobody = (): StowageError =>
+const rootSquashed = (): StowageError =>
   new StowageError(
     'no container could write to the volume: root owns its directory, and the server maps root to nobody (root_squash)',
     {
@@ -47,9 +47,9 @@ const rootIsNobody = (): StowageError =>
     },
   );
 
-const noRight = (uid: number, squash: 'root' | 'all'): StowageError =>
+const squashedUserDenied = (uid: number, squash: 'root' | 'all'): StowageError =>
   new StowageError(
-    `no container could write to the volume: ${squash === 'all' ? 'every user' : 'root'} is user ${uid} on its server (squash=${squash}), and another user owns its directory`,
+    `no container could write to the volume: squash=${squash} maps ${squash === 'all' ? 'every user' : 'root'} to user ${uid}, and another user owns its directory`,
     {
       code: 'denied',
       reason: 'volume-root-squashed',

@@ -137,7 +137,7 @@ test('the checks of a store keep the names of their steps', () => {
   );
 });
 
-const isStep = (name: string | undefined): boolean => name === 'step' || name === 'onStep';
+const isStep = (name: string | undefined): boolean => name === 'step' || name === 'runStep' || name === 'onStep';
 
 test('operations and events keep their kinds', () => {
   const texts = sources.flatMap(({ program }) => [...walk(program)].flatMap(([part]) => literal(part) ?? []));

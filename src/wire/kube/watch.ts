@@ -120,7 +120,7 @@ async function* watchOnce<T extends KubeObject>(
     const lines = createLines(maxLine, (why) => garbled(call, why));
     for await (const chunk of (await http.openStream(out, ended.signal)) as AsyncIterable<Uint8Array>) {
       idleTimer.reset();
-      for (const line of lines.taken(chunk)) yield parseEvent<T>(parsed(line, call), call);
+      for (const line of lines.addChunk(chunk)) yield parseEvent<T>(parsed(line, call), call);
     }
   } catch (thrown) {
     throw failureOf(call, thrown, ended.signal);

@@ -32,7 +32,7 @@ export function createWatchedObject<T extends KubeObject>(options: WatchedObject
   const { client, clock, resource, namespace, name, random = Math.random } = options;
   const select = { namespace, fieldSelector: `metadata.name=${name}` };
   const listeners = new Set<() => void>();
-  const backOff = createBackOff({ firstMs: 500, mostMs: 15_000, random });
+  const backOff = createBackOff({ firstMs: 500, maxMs: 15_000, random });
   let object: T | undefined;
   let isSynced = false;
 

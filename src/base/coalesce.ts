@@ -2,7 +2,7 @@
  * Callers that arrive during a run share the next run. The current run may have read its input before their change, so it does not cover
  * them; the next one starts after all of them called, so it does.
  */
-export function coalesced(work: () => Promise<void>): () => Promise<void> {
+export function coalesce(work: () => Promise<void>): () => Promise<void> {
   let running: Promise<void> | undefined;
   let next: Promise<void> | undefined;
   const start = (): Promise<void> => {
