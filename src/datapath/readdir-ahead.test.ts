@@ -215,7 +215,7 @@ describe('the credential of a listing ahead', () => {
       options: { identity: asCaller },
     }) as Operations;
     const { signal } = new AbortController();
-    const request: Request = { uid: 1000, gid: 1000, pid: 1, place: 1, resent: false, signal };
+    const request: Request = { uid: 1000, gid: 1000, pid: 1, slot: 1, resent: false, signal };
     await on.getattr(1, undefined, request);
     for (let i = 0; i < 20; i++) await on.lookup(1, Buffer.from(`${i}`), request);
     expect(asked).toEqual([credential({ uid: 1000, gid: 1000, groups, machine: asCaller.machine })]);

@@ -57,7 +57,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open or being opened'
       uid,
       gid: uid,
       pid: ++places,
-      place: places,
+      slot: places,
       resent: false,
       signal,
     });

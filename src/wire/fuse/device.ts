@@ -3,9 +3,9 @@ import { getSystemErrorName, promisify } from 'node:util';
 import { isErrno } from '#base/errno.ts';
 import { readNow, watchReadable } from '#base/linux/watch-readable.ts';
 
-/** The memory for one request: at least `maxWrite + requestOverhead` bytes. `place` is its index. */
+/** The memory for one request: at least `maxWrite + requestOverhead` bytes. */
 export interface Slot {
-  readonly place: number;
+  readonly index: number;
   readonly buffer: Buffer;
   readonly view: DataView;
 }

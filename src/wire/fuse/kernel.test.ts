@@ -230,7 +230,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     await fs.writeFile(path('file'), 'old');
     await fs.readFile(path('file'));
     const { ino } = await fs.stat(path('file'));
-    const request = { uid: 0, gid: 0, pid: 0, place: 0, resent: false, signal: new AbortController().signal };
+    const request = { uid: 0, gid: 0, pid: 0, slot: 0, resent: false, signal: new AbortController().signal };
     await memory.operations.setattr(ino, { mode: 0o600 }, request);
     await memory.operations.write(ino, { fh: 0, offset: 0, flags: 0, openFlags: 0 }, Buffer.from('new'), request);
     expect((await fs.stat(path('file'))).mode & 0o777).toBe(0o644);

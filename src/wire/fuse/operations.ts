@@ -102,7 +102,7 @@ export interface Request {
   readonly gid: number;
   readonly pid: number;
   /** The index of the request's memory, which belongs to the request until it is answered. */
-  readonly place: number;
+  readonly slot: number;
   /** A predecessor received the request and may have answered it. In that case the kernel drops the reply of this process. */
   readonly resent: boolean;
   /** Aborted when the waiting process is interrupted. Created on first access. */

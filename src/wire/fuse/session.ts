@@ -125,7 +125,7 @@ function createBuiltIn(
       requireBytes(message, 8);
       const waiting = pending.get(key(message.view, 40));
       waiting?.interrupt();
-      if (waiting !== undefined) store.interrupted?.(waiting.place);
+      if (waiting !== undefined) store.interrupted?.(waiting.slot);
       store.finished(slot);
     },
     // The kernel sends DESTROY for block devices only. An unmount is noticed by the end of the device.
@@ -143,7 +143,7 @@ export function createSession(options: SessionOptions): Session {
   function fail(operation: Operation, message: Message, request: PendingRequest, cause: unknown): void {
     pending.delete(request.unique);
     if (!(cause instanceof Errno)) onFault?.(operation.name, cause);
-    refuse(store, message, request.place, cause instanceof Errno ? cause.code : 'EIO');
+    refuse(store, message, request.slot, cause instanceof Errno ? cause.code : 'EIO');
   }
 
   function succeed(operation: Operation, message: Message, request: PendingRequest, result: unknown): void {
@@ -151,12 +151,12 @@ export function createSession(options: SessionOptions): Session {
     if (operation.name === 'read') {
       const { buffer, length } = result as ReadReply;
       const view = new DataView(buffer.buffer, buffer.byteOffset, outHeaderSize);
-      store.reply(request.place, writeHeader({ buffer, view }, message, outHeaderSize + length, 0));
+      store.reply(request.slot, writeHeader({ buffer, view }, message, outHeaderSize + length, 0));
       return;
     }
     const out = hasOut(result) ? result.out : scratch;
     const end = hasOut(result) ? result.end : operation.put(scratch, outHeaderSize, result as never);
-    store.reply(request.place, writeHeader(out, message, end, 0));
+    store.reply(request.slot, writeHeader(out, message, end, 0));
   }
 
   function addPending(slot: number, message: Message, inherited: InheritedRequest | undefined): PendingRequest {
@@ -214,7 +214,7 @@ export function createSession(options: SessionOptions): Session {
     end: () => {
       const all = [...pending.values()];
       for (const request of all) request.interrupt();
-      return all.map(({ place }) => place);
+      return all.map(({ slot }) => slot);
     },
     get pending() {
       return pending.size;
@@ -240,7 +240,7 @@ class PendingRequest implements Request {
   readonly uid: number;
   readonly gid: number;
   readonly pid: number;
-  readonly place: number;
+  readonly slot: number;
   readonly unique: number;
   readonly resent: boolean;
   private controller: AbortController | undefined;
@@ -251,7 +251,7 @@ class PendingRequest implements Request {
     this.uid = header.uid(message);
     this.gid = header.gid(message);
     this.pid = header.pid(message);
-    this.place = slot;
+    this.slot = slot;
     this.unique = key(view, 8);
     this.resent = isInherited || (view.getUint32(12, true) & resentBit) !== 0;
   }
