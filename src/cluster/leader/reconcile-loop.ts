@@ -22,7 +22,7 @@ export async function runReconcileLoop(keeping: ReconcileLoopOptions, scope: Sco
   const backOff = createBackOff({ firstMs: 250, mostMs: 15_000, random });
   let wake = Promise.withResolvers<void>();
   using listening = new DisposableStack();
-  for (const object of objects) listening.use(object.on(() => wake.resolve()));
+  for (const object of objects) listening.use(object.onChange(() => wake.resolve()));
   const following = objects.map((object) => object.run(scope));
   while (!signal.aborted) {
     wake = Promise.withResolvers<void>();

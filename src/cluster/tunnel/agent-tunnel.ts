@@ -71,7 +71,7 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
   /** Connects and serves until the connection is lost, or the leader changes. */
   async function serveUntilLost(to: LeaderAddress): Promise<void> {
     const moved = new AbortController();
-    using _ = slice.on(() => {
+    using _ = slice.onChange(() => {
       // A leader that removed its address may still answer for a moment, so only another address is a reason to leave.
       const now = target();
       if (now !== undefined && (now.host !== to.host || now.port !== to.port)) moved.abort();
@@ -119,7 +119,7 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
     }
   }
 
-  const listening = [slice, authority].map((one) => one.on(() => wake.resolve()));
+  const listening = [slice, authority].map((one) => one.onChange(() => wake.resolve()));
   const scope = { signal, log };
   const running = Promise.all([slice.run(scope), authority.run(scope), run()]);
   return {

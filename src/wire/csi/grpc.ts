@@ -23,9 +23,9 @@ export interface GrpcStatus {
 export class GrpcError extends Error {
   override readonly name = 'GrpcError';
   readonly code: number;
-  constructor(message: string, about: { readonly code: number; readonly cause?: unknown }) {
-    super(message, { cause: about.cause });
-    this.code = about.code;
+  constructor(message: string, options: { readonly code: number; readonly cause?: unknown }) {
+    super(message, { cause: options.cause });
+    this.code = options.code;
   }
 }
 
@@ -84,7 +84,7 @@ export function decodeFrame(frame: Buffer): Buffer {
   return frame.subarray(5);
 }
 
-const units: Readonly<Record<string, number>> = { H: 3_600_000, M: 60_000, S: 1_000, m: 1, u: 0.001, n: 0.000_001 };
+const unitMs: Readonly<Record<string, number>> = { H: 3_600_000, M: 60_000, S: 1_000, m: 1, u: 0.001, n: 0.000_001 };
 
 /** Parses `grpc-timeout` into ms. Undefined: no deadline. */
 export function parseTimeout(header: string | undefined): number | undefined {
@@ -92,7 +92,7 @@ export function parseTimeout(header: string | undefined): number | undefined {
   const [, value, unit] = /^([0-9]{1,8})([HMSmun])$/.exec(header) ?? [];
   if (value === undefined || unit === undefined)
     throw new GrpcError('the header grpc-timeout is malformed', { code: grpcCodes.internal });
-  return Math.ceil(Number(value) * (units[unit] ?? 0));
+  return Math.ceil(Number(value) * (unitMs[unit] ?? 0));
 }
 
 /** Percent-encodes everything in `grpc-message` that is not printable ASCII. */

@@ -95,7 +95,7 @@ export function openDevice({ fd, nextSlot, onRequest, onRejected, onEnd }: Devic
   startReading();
   failing.move();
   // The request was interrupted, another process has answered it, or the file system was unmounted.
-  const rejected = (cause: unknown): false => {
+  const handleWriteError = (cause: unknown): false => {
     if (isErrno(cause, 'ENOENT', 'ENODEV', 'ECONNABORTED', 'EPERM')) return false;
     if (!isErrno(cause, 'EINVAL')) throw cause;
     onRejected?.(cause);
@@ -109,22 +109,22 @@ export function openDevice({ fd, nextSlot, onRequest, onRejected, onEnd }: Devic
         writeSync(fd, bytes);
         return true;
       } catch (cause) {
-        return rejected(cause);
+        return handleWriteError(cause);
       }
     },
     writeInThread: async (bytes) => {
-      const before = lastThreadWrite;
+      const previousWrite = lastThreadWrite;
       const { promise: done, resolve } = Promise.withResolvers<void>();
       lastThreadWrite = done;
-      await before;
+      await previousWrite;
       try {
         if (isClosed) return false;
         const written = writeAsync(fd, bytes);
-        threadWrite = written.then(nothing, nothing);
+        threadWrite = written.then(ignore, ignore);
         await written;
         return true;
       } catch (cause) {
-        return rejected(cause);
+        return handleWriteError(cause);
       } finally {
         threadWrite = undefined;
         resolve();
@@ -136,4 +136,4 @@ export function openDevice({ fd, nextSlot, onRequest, onRejected, onEnd }: Devic
   };
 }
 
-const nothing = (): void => undefined;
+const ignore = (): void => undefined;

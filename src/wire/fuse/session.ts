@@ -58,11 +58,11 @@ interruptedController.abort(new Errno('EINTR'));
 const scratch = createReplyBuffer(64 * 1024);
 
 /** Writes the reply header with the request's unique number, including the resent bit. */
-function writeHeader({ buffer, view }: ReplyBuffer, { view: asked }: Message, end: number, error: number): Buffer {
+function writeHeader({ buffer, view }: ReplyBuffer, { view: request }: Message, end: number, error: number): Buffer {
   view.setUint32(0, end, true);
   view.setInt32(4, -error, true);
-  view.setUint32(8, asked.getUint32(8, true), true);
-  view.setUint32(12, asked.getUint32(12, true), true);
+  view.setUint32(8, request.getUint32(8, true), true);
+  view.setUint32(12, request.getUint32(12, true), true);
   return end === buffer.length ? buffer : buffer.subarray(0, end);
 }
 
@@ -82,7 +82,7 @@ function initReply(message: Message, options: InitOptions): InitReply | undefine
   return { bytes: writeHeader(scratch, message, end, 0), agreement, isAgreed: offer.major === 7 };
 }
 
-function refuse(store: RequestStore, message: Message, slot: number, code: ErrnoName): void {
+function replyWithError(store: RequestStore, message: Message, slot: number, code: ErrnoName): void {
   store.reply(slot, writeHeader(scratch, message, outHeaderSize, errno[code]));
 }
 
@@ -96,7 +96,7 @@ function createBuiltIn(
   function init(slot: number, message: Message): void {
     const answer = initReply(message, initOptions);
     if (answer === undefined) {
-      refuse(store, message, slot, 'EPROTO');
+      replyWithError(store, message, slot, 'EPROTO');
       return;
     }
     store.reply(slot, answer.bytes);
@@ -123,7 +123,7 @@ function createBuiltIn(
     // The kernel sends INTERRUPT only for requests that it sent before. An unknown one has been answered meanwhile.
     [opcode.interrupt]: (slot, message) => {
       requireBytes(message, 8);
-      const waiting = pending.get(key(message.view, 40));
+      const waiting = pending.get(requestKey(message.view, 40));
       waiting?.interrupt();
       if (waiting !== undefined) store.interrupted?.(waiting.slot);
       store.finished(slot);
@@ -143,7 +143,7 @@ export function createSession(options: SessionOptions): Session {
   function fail(operation: Operation, message: Message, request: PendingRequest, cause: unknown): void {
     pending.delete(request.unique);
     if (!(cause instanceof Errno)) onFault?.(operation.name, cause);
-    refuse(store, message, request.slot, cause instanceof Errno ? cause.code : 'EIO');
+    replyWithError(store, message, request.slot, cause instanceof Errno ? cause.code : 'EIO');
   }
 
   function succeed(operation: Operation, message: Message, request: PendingRequest, result: unknown): void {
@@ -184,14 +184,14 @@ export function createSession(options: SessionOptions): Session {
 
   const builtIn = createBuiltIn(options, pending);
 
-  function take(slot: number, message: Message, inherited?: InheritedRequest): void {
+  function handle(slot: number, message: Message, inherited?: InheritedRequest): void {
     const code = header.opcode(message);
-    const special = builtIn[code];
+    const builtInHandler = builtIn[code];
     const operation = operationTable[code];
     try {
-      if (special !== undefined) special(slot, message);
+      if (builtInHandler !== undefined) builtInHandler(slot, message);
       else if (operation !== undefined) run(operation, message, addPending(slot, message, inherited));
-      else refuse(store, message, slot, 'ENOSYS');
+      else replyWithError(store, message, slot, 'ENOSYS');
     } catch (cause) {
       onFault?.(`request ${code}`, cause);
       store.finished(slot);
@@ -199,16 +199,16 @@ export function createSession(options: SessionOptions): Session {
   }
 
   return {
-    handle: take,
+    handle: handle,
     defer: (slot, message, inherited) => {
       const operation = operationTable[header.opcode(message)];
-      if (operation === undefined) return () => take(slot, message);
+      if (operation === undefined) return () => handle(slot, message);
       const request = addPending(slot, message, inherited);
       return () => run(operation, message, request);
     },
     fail: (slot, message, why) => {
       const operation = operationTable[header.opcode(message)];
-      if (operation === undefined) return take(slot, message);
+      if (operation === undefined) return handle(slot, message);
       fail(operation, message, new PendingRequest(slot, message, true), why);
     },
     end: () => {
@@ -232,7 +232,7 @@ const isImplemented = (operations: Partial<Operations>, { name }: Operation): bo
 };
 
 /** A resent request has the same key. */
-const key = (view: DataView, at: number): number =>
+const requestKey = (view: DataView, at: number): number =>
   (view.getUint32(at + 4, true) & ~resentBit) * 0x1_0000_0000 + view.getUint32(at, true);
 
 /** A class, since defining the `signal` getter for each request would take longer than everything else. */
@@ -252,7 +252,7 @@ class PendingRequest implements Request {
     this.gid = header.gid(message);
     this.pid = header.pid(message);
     this.slot = slot;
-    this.unique = key(view, 8);
+    this.unique = requestKey(view, 8);
     this.resent = isInherited || (view.getUint32(12, true) & resentBit) !== 0;
   }
 

@@ -23,7 +23,7 @@ beforeEach(async () => {
   const about = { client, clock, resource: configMaps, namespace: 'here', name: 'mine', random: () => 0 };
   followed = createWatchedObject(about);
   seen = [];
-  followed.on(() => seen.push(followed.object?.data?.['a']));
+  followed.onChange(() => seen.push(followed.object?.data?.['a']));
 });
 
 function run(): void {

@@ -30,7 +30,7 @@ export function readDirectoryPage(reader: XdrReader): DirectoryPage<Entry> {
 
 /** Skips the directory's attributes and returns the cookie verifier. */
 function readHead(reader: XdrReader): bigint {
-  if (reader.bool()) reader.take(attributesLength);
+  if (reader.bool()) reader.skipBytes(attributesLength);
   return reader.u64();
 }
 
@@ -81,17 +81,17 @@ class PageEntry implements EntryPlus {
 export function readDirectoryPagePlus(reader: XdrReader): DirectoryPage<EntryPlus> {
   const verifier = readHead(reader);
   const entries: EntryPlus[] = [];
-  const from = reader.at;
+  const from = reader.offset;
   // A copy, since the receiver's buffer is reused for the next reply.
-  const page = new Uint8Array(reader.left);
+  const page = new Uint8Array(reader.remaining);
   page.set(reader.buffer.subarray(from, reader.end));
   const view = new DataView(page.buffer);
   while (reader.bool()) {
-    const at = reader.take(8) - from;
+    const at = reader.skipBytes(8) - from;
     const name = reader.name(maxName);
-    const on = reader.take(8) - from;
-    if (reader.bool()) reader.take(attributesLength);
-    if (reader.bool()) reader.skip(maxHandle);
+    const on = reader.skipBytes(8) - from;
+    if (reader.bool()) reader.skipBytes(attributesLength);
+    if (reader.bool()) reader.skipOpaque(maxHandle);
     entries.push(new PageEntry(view, at, name, on));
   }
   return { verifier, entries, isEnd: reader.bool() };

@@ -181,7 +181,7 @@ export const read: Procedure<ReadArgs, ReadResult> = {
     },
     (reader, args) => {
       const result = readResultHead(reader, args);
-      const from = reader.take(result.count);
+      const from = reader.skipBytes(result.count);
       reader.buffer.copy(result.data, 0, from, from + result.count);
       return result;
     },

@@ -103,7 +103,7 @@ describe('decoding returns the encoded values', () => {
       readPostAttributes(
         written((w) => {
           w.bool(true);
-          w.fixed(reader.buffer);
+          w.fixedOpaque(reader.buffer);
         }),
       )?.mode,
     ).toBe(0o755);
@@ -151,7 +151,7 @@ describe('decoding any reply returns a result or throws a decoding error', () =>
           const reader = reading(buffer.subarray(0, Math.max(0, buffer.length - cut)));
           try {
             procedure.decode(reader, args as never, false);
-            expect(reader.left).toBeGreaterThanOrEqual(0);
+            expect(reader.remaining).toBeGreaterThanOrEqual(0);
           } catch (thrown) {
             const expected =
               thrown instanceof XdrError || thrown instanceof NfsError || thrown instanceof mounting.MountError;

@@ -52,7 +52,7 @@ export interface Attributes {
 export const attributesLength = 84;
 
 export const readAttributes = (reader: XdrReader): Attributes =>
-  attributesAt(reader.view, reader.take(attributesLength));
+  attributesAt(reader.view, reader.skipBytes(attributesLength));
 
 /** The caller must have checked that all bytes are there. */
 export function attributesAt(view: DataView, at: number): Attributes {
@@ -81,7 +81,7 @@ export function attributesAt(view: DataView, at: number): Attributes {
 /** Writes each field at its offset, for speed: a listing has thousands of them. */
 export function writeAttributes(writer: XdrWriter, a: Attributes): void {
   writer.reserve(attributesLength);
-  const { view, at } = writer;
+  const { view, offset: at } = writer;
   view.setUint32(at, a.type);
   view.setUint32(at + 4, a.mode);
   view.setUint32(at + 8, a.links);
@@ -101,7 +101,7 @@ export function writeAttributes(writer: XdrWriter, a: Attributes): void {
   view.setUint32(at + 72, a.mtimeNs);
   view.setUint32(at + 76, a.ctime);
   view.setUint32(at + 80, a.ctimeNs);
-  writer.at = at + attributesLength;
+  writer.offset = at + attributesLength;
 }
 
 export const readPostAttributes = (reader: XdrReader): Attributes | undefined =>
@@ -132,7 +132,7 @@ export interface Wcc {
 
 function readWccAttr(reader: XdrReader): WccAttr {
   const { view } = reader;
-  const at = reader.take(24);
+  const at = reader.skipBytes(24);
   return {
     size: view.getUint32(at) * 0x1_0000_0000 + view.getUint32(at + 4),
     mtime: view.getUint32(at + 8),
@@ -153,7 +153,7 @@ export function writeWcc(writer: XdrWriter, after: Attributes | undefined): void
 }
 
 /** A copy: a view would keep the whole receive buffer in memory, and its bytes would change. */
-export const readHandle = (reader: XdrReader): FileHandle => reader.short(maxHandle);
+export const readHandle = (reader: XdrReader): FileHandle => reader.shortOpaque(maxHandle);
 
 export const readPostHandle = (reader: XdrReader): FileHandle | undefined =>
   reader.bool() ? readHandle(reader) : undefined;

@@ -19,7 +19,7 @@ const note: Procedure<number, undefined> = {
   number: 1,
   name: 'NOTE',
   encode: (writer, value) => {
-    writer.u32(value).fixed(padding);
+    writer.u32(value).fixedOpaque(padding);
     return undefined;
   },
   decode: () => undefined,

@@ -40,28 +40,28 @@ export function createCallReader(from: Omit<Caller, 'identity'>): (reader: XdrRe
   }
 
   function readCaller(reader: XdrReader): Caller | undefined {
-    const { at } = reader;
-    reader.take(4);
-    reader.skip(maxAuth);
-    if (last !== undefined && bytesEqual(last, reader.buffer, at, reader.at)) return lastCaller;
-    last = Buffer.from(reader.buffer.subarray(at, reader.at));
+    const { offset: at } = reader;
+    reader.skipBytes(4);
+    reader.skipOpaque(maxAuth);
+    if (last !== undefined && bytesEqual(last, reader.buffer, at, reader.offset)) return lastCaller;
+    last = Buffer.from(reader.buffer.subarray(at, reader.offset));
     lastCaller = parseCaller(last.readUInt32BE(0), last.subarray(8, 8 + last.readUInt32BE(4)));
     return lastCaller;
   }
 
   return (reader) => {
     const { view } = reader;
-    const at = reader.take(24);
+    const at = reader.skipBytes(24);
     call.xid = view.getUint32(at);
     if (view.getUint32(at + 4) !== messageCall) throw new XdrError('received a reply where a call was expected');
     call.rpcVersion = view.getUint32(at + 8);
     call.program = view.getUint32(at + 12);
     call.version = view.getUint32(at + 16);
     call.procedure = view.getUint32(at + 20);
-    call.isTlsProbe = call.procedure === 0 && reader.left >= 4 && view.getUint32(reader.at) === authTls;
+    call.isTlsProbe = call.procedure === 0 && reader.remaining >= 4 && view.getUint32(reader.offset) === authTls;
     call.caller = readCaller(reader);
-    reader.take(4);
-    reader.skip(maxAuth);
+    reader.skipBytes(4);
+    reader.skipOpaque(maxAuth);
     return call;
   };
 }

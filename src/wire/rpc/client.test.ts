@@ -198,7 +198,7 @@ describe("data that go into the caller's own buffer", () => {
       writer.u32(into.length);
       return undefined;
     },
-    decode: (reader, into) => reader.window(into.length).copy(into),
+    decode: (reader, into) => reader.opaqueView(into.length).copy(into),
     decodeHead: (reader, into) => {
       const length = reader.u32();
       return { target: into.subarray(0, length), result: length };

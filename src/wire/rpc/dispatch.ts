@@ -59,7 +59,7 @@ export function dispatch(
 
 /** Linux's nfsd uses the same number of bytes: a checksum of a whole large WRITE would cost more than the write. */
 const fingerprintBytes = 256;
-const fingerprint = ({ buffer, at, end }: XdrReader): string =>
+const fingerprint = ({ buffer, offset: at, end }: XdrReader): string =>
   `${end - at} ${crc32(buffer.subarray(at, Math.min(end, at + fingerprintBytes)))}`;
 
 function run(

@@ -33,7 +33,7 @@ const graceMs = 1_000;
 
 export function createLivenessCheck({ clock, credential, connect, closing }: LivenessCheckOptions): LivenessCheck {
   const encode: Encode<NullTarget> = (writer: XdrWriter, { program, version }) => {
-    writer.u32(nullXid).u32(messageCall).u32(rpcVersion).u32(program).u32(version).u32(0).fixed(credential);
+    writer.u32(nullXid).u32(messageCall).u32(rpcVersion).u32(program).u32(version).u32(0).fixedOpaque(credential);
     return undefined;
   };
 

@@ -30,12 +30,12 @@ export function credential(identity: Identity | undefined): Buffer {
   if (identity === undefined) return writer.u32(authNone).u32(0).u32(authNone).u32(0).written;
   const { uid, gid, groups, machine } = identity;
   writer.u32(authSys);
-  const lengthAt = writer.at;
+  const lengthAt = writer.offset;
   writer.u32(0).u32(0).string(Buffer.from(machine).subarray(0, 255)).u32(uid).u32(gid);
   const sent = groups.slice(0, maxGroups);
   writer.u32(sent.length);
   for (const group of sent) writer.u32(group);
-  writer.view.setUint32(lengthAt, writer.at - lengthAt - 4);
+  writer.view.setUint32(lengthAt, writer.offset - lengthAt - 4);
   return writer.u32(authNone).u32(0).written;
 }
 
@@ -66,7 +66,7 @@ export function readReplyHead(reader: XdrReader, what: string): void {
     throw new RpcError(`${what}: received a call where a reply was expected`, { failure: 'garbled' });
   if (reader.u32() !== 0) throw deniedError(reader, what);
   reader.u32();
-  reader.skip(maxAuth);
+  reader.skipOpaque(maxAuth);
   const status = reader.u32();
   if (status === 0) return;
   const why = acceptFailures[status] ?? `accept status ${status}`;

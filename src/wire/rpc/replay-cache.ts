@@ -55,7 +55,7 @@ export function createReplayCache(clock: Clock): ReplayCache {
   }
 
   function storeReply(key: string, layout: ReplyWriter): ReplyWriter {
-    writer.at = 0;
+    writer.offset = 0;
     const data = layout(writer);
     const answer = writer.written.toString('latin1') + (data === undefined ? '' : Buffer.from(data).toString('latin1'));
     store(key, answer);
@@ -80,6 +80,6 @@ export function createReplayCache(clock: Clock): ReplayCache {
 const replyFrom =
   (answer: StoredReply): ReplyWriter =>
   (writer) => {
-    writer.raw(answer);
+    writer.rawLatin1(answer);
     return undefined;
   };

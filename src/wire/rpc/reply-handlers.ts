@@ -32,7 +32,7 @@ export function createReplyHandlers(
       readReplyHead(reader, call.procedure.name);
       const found = call.procedure.decodeHead(reader, call.args);
       // Data that would extend beyond their record are an error; it is reported once the whole record has arrived.
-      if (found === undefined || reader.at + found.target.length > from + length) return undefined;
+      if (found === undefined || reader.offset + found.target.length > from + length) return undefined;
       const done = (): void => {
         answered();
         receiving(undefined);
@@ -40,7 +40,7 @@ export function createReplyHandlers(
         call.resolve(found.result);
       };
       receiving(call);
-      return { from: reader.at, target: found.target, done };
+      return { from: reader.offset, target: found.target, done };
     } catch {
       // The header is incomplete or an error: decode the reply once all of it has arrived.
       return undefined;

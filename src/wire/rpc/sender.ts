@@ -52,8 +52,8 @@ export function createSender(socket: Socket, { onError, onSent, isPlainTcp }: Se
   let partBytes = 0;
 
   function endPart(): void {
-    if (slab.at > sentTo) parts.push({ bytes: slab.buffer.subarray(sentTo, slab.at), sent: undefined });
-    sentTo = slab.at;
+    if (slab.offset > sentTo) parts.push({ bytes: slab.buffer.subarray(sentTo, slab.offset), sent: undefined });
+    sentTo = slab.offset;
   }
 
   function flush(): void {
@@ -61,12 +61,12 @@ export function createSender(socket: Socket, { onError, onSent, isPlainTcp }: Se
     if (socket.destroyed) {
       parts = [];
       partBytes = 0;
-      sentTo = slab.at;
+      sentTo = slab.offset;
       return;
     }
     // Data that are queued in the socket must go first.
     if (fd !== undefined && socket.writableLength === 0) writeDirectly(fd);
-    if (parts.length > 0 || slab.at > sentTo) {
+    if (parts.length > 0 || slab.offset > sentTo) {
       endPart();
       queue(parts);
       parts = [];
@@ -78,7 +78,7 @@ export function createSender(socket: Socket, { onError, onSent, isPlainTcp }: Se
   /** Usually everything is one buffer, and the kernel takes it at once. */
   function writeDirectly(to: number): void {
     if (parts.length === 0) {
-      if (slab.at > sentTo) sentTo += writeNow(to, slab.buffer, sentTo, slab.at);
+      if (slab.offset > sentTo) sentTo += writeNow(to, slab.buffer, sentTo, slab.offset);
       return;
     }
     endPart();
@@ -94,23 +94,23 @@ export function createSender(socket: Socket, { onError, onSent, isPlainTcp }: Se
 
   /** The kernel usually takes everything at once, and the slab is free again; otherwise it belongs to the socket. */
   function reuse(): void {
-    if (socket.writableLength === 0) slab.at = sentTo = 0;
-    else if (slab.at > slabSize / 2) {
+    if (socket.writableLength === 0) slab.offset = sentTo = 0;
+    else if (slab.offset > slabSize / 2) {
       slab = new XdrWriter(slabSize);
       sentTo = 0;
     }
   }
 
   function record<A>(encode: Encode<A>, about: A): void {
-    const markAt = slab.at;
+    const markAt = slab.offset;
     slab.u32(0);
     const data = encode(slab, about);
     const padded = data === undefined ? 0 : (data.length + 3) & ~3;
     // Do this before `endPart`: the slab may move when it grows.
-    slab.view.setUint32(markAt, (0x8000_0000 | (slab.at - markAt - 4 + padded)) >>> 0);
+    slab.view.setUint32(markAt, (0x8000_0000 | (slab.offset - markAt - 4 + padded)) >>> 0);
     if (data === undefined) return;
     if (data.length <= copiedData) {
-      slab.fixed(data);
+      slab.fixedOpaque(data);
       return;
     }
     endPart();
@@ -130,11 +130,11 @@ export function createSender(socket: Socket, { onError, onSent, isPlainTcp }: Se
 
   return {
     addRecord: (encode, about) => {
-      const before = slab.at;
+      const before = slab.offset;
       try {
         record(encode, about);
       } catch (cause) {
-        slab.at = before;
+        slab.offset = before;
         throw cause;
       }
     },
@@ -145,7 +145,7 @@ export function createSender(socket: Socket, { onError, onSent, isPlainTcp }: Se
       process.nextTick(flushSafely);
     },
     get queued() {
-      return socket.writableLength + partBytes + slab.at - sentTo;
+      return socket.writableLength + partBytes + slab.offset - sentTo;
     },
   };
 }

@@ -58,7 +58,14 @@ export async function probeTls(socket: Socket, tls: TlsClientOptions, signal: Ab
   );
   const sender = createSender(socket, { onError: broken, isPlainTcp: false });
   sender.addRecord((writer, { program, version }) => {
-    writer.u32(probeXid).u32(messageCall).u32(rpcVersion).u32(program).u32(version).u32(0).fixed(tlsProbeCredential());
+    writer
+      .u32(probeXid)
+      .u32(messageCall)
+      .u32(rpcVersion)
+      .u32(program)
+      .u32(version)
+      .u32(0)
+      .fixedOpaque(tlsProbeCredential());
     return undefined;
   }, tls);
   sender.flush();

@@ -307,7 +307,7 @@ function createEncode(usual: Buffer, isCopying: () => boolean): Encode<Call> {
     const { xid, procedure, args, credential = usual } = call;
     const { length } = credential;
     writer.reserve(24 + length);
-    const { view, at } = writer;
+    const { view, offset: at } = writer;
     view.setUint32(at, xid);
     view.setUint32(at + 4, messageCall);
     view.setUint32(at + 8, rpcVersion);
@@ -315,7 +315,7 @@ function createEncode(usual: Buffer, isCopying: () => boolean): Encode<Call> {
     view.setUint32(at + 16, procedure.version);
     view.setUint32(at + 20, procedure.number);
     writer.buffer.set(credential, at + 24);
-    writer.at = at + 24 + length;
+    writer.offset = at + 24 + length;
     const data = procedure.encode(writer, args);
     // The reply to the first copy ends the call and returns the buffer to the caller, so the second copy must not use it.
     if (data !== undefined && isCopying()) return Buffer.from(data);

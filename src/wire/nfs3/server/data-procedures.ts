@@ -101,7 +101,7 @@ const write: ProcedureHandler = (exported, reader, who) => {
   const count = reader.u32();
   const stable = reader.u32();
   if (stable > stability.fileSync) throw new XdrError(`${stable} is not a stable_how`);
-  const data = reader.window(reader.left);
+  const data = reader.opaqueView(reader.remaining);
   requireWritable(exported);
   const [held, before] = openDataFor(exported, node, true);
   requireDataPermission(before, who, permission.write);
@@ -114,7 +114,7 @@ const write: ProcedureHandler = (exported, reader, who) => {
     const change = { before: toAttributes(before), after: toAttributes(fstatSync(held.fd, bigint)) };
     return ok((writer) => {
       writeWccData(writer, change);
-      writer.u32(written).u32(stable).fixed(verifier.bytes);
+      writer.u32(written).u32(stable).fixedOpaque(verifier.bytes);
     });
   };
   return stable === stability.unstable ? answer() : replyWhenSynced(exported, node, held, answer);
@@ -155,13 +155,13 @@ const commit: ProcedureHandler = (exported, reader) => {
   const { toAttributes, verifier } = exported;
   const node = readNode(exported, reader);
   // Ignore offset and count and sync the whole file, which RFC 1813 allows and which is no slower.
-  reader.take(12);
+  reader.skipBytes(12);
   const [held, before] = openDataFor(exported, node, false);
   return replyWhenSynced(exported, node, held, () => {
     const change = { before: toAttributes(before), after: toAttributes(fstatSync(held.fd, bigint)) };
     return ok((writer) => {
       writeWccData(writer, change);
-      writer.fixed(verifier.bytes);
+      writer.fixedOpaque(verifier.bytes);
     });
   });
 };

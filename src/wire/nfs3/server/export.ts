@@ -46,7 +46,7 @@ export function readNode(exported: Export, reader: XdrReader): Node {
 function readNodeByHandle({ nodes, handles, tree }: Export, reader: XdrReader): Node {
   const length = reader.u32();
   if (length > maxHandle) throw new XdrError(`a handle of ${length} bytes`);
-  const from = reader.take((length + 3) & ~3);
+  const from = reader.skipBytes((length + 3) & ~3);
   const known = nodes.byHandle(reader.buffer, from, from + length);
   if (known !== undefined) return known;
   const origin = handles.open(reader.buffer.subarray(from, from + length));

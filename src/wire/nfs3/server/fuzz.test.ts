@@ -63,7 +63,7 @@ async function send({ rpc }: Prey, program: number, number: number, args: Uint8A
     number,
     name: `${program}/${number}`,
     encode: (writer, bytes) => {
-      writer.fixed(bytes);
+      writer.fixedOpaque(bytes);
       return undefined;
     },
     decode: () => undefined,

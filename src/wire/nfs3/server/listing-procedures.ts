@@ -152,7 +152,7 @@ function createEntries(
   const described: Node[] = [];
   let { total, names } = limits;
   let count = 0;
-  scratch.at = 0;
+  scratch.offset = 0;
   return {
     get count() {
       return count;

@@ -130,10 +130,10 @@ describe.skipIf(needs('linux'))('a malicious client', () => {
       number,
       name,
       encode: (writer) => {
-        writer.opaque(handle).fixed(rest);
+        writer.opaque(handle).fixedOpaque(rest);
         return undefined;
       },
-      decode: (reader) => (reader.u32() === 0 ? reader.left : 0),
+      decode: (reader) => (reader.u32() === 0 ? reader.remaining : 0),
     });
     const read = await rpc.call(sized(6, 'READ', large, uint32s(0, 0, huge)), undefined, promptly);
     expect(read).toBeGreaterThan(mib);

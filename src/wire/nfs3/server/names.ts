@@ -10,7 +10,7 @@ import { refuse } from './refusal.ts';
 export type ByteString = string;
 
 export function readBytes(reader: XdrReader, max: number): ByteString {
-  return reader.window(max).toString('latin1');
+  return reader.opaqueView(max).toString('latin1');
 }
 
 /** Reads a name. Too long names are not decoding errors, since clients may ask for them: NAMETOOLONG. */

@@ -73,7 +73,7 @@ export function servedProcedure(
     ...(nonIdempotent === undefined ? {} : { nonIdempotent }),
     handle: (reader, caller) => {
       const who = exported.identities.credentialsOf(caller);
-      const { at } = reader;
+      const { offset: at } = reader;
       exported.tree.descriptors.startTurn();
       try {
         const reply = handle(exported, reader, who);

@@ -342,7 +342,7 @@ describe.skipIf(needs('linux'))('a call that arrives twice', () => {
       const writer = new XdrWriter().u32(0).u32(xid).u32(0).u32(2).u32(100003).u32(3).u32(procedure);
       writer.u32(0).u32(0).u32(0).u32(0);
       args(writer);
-      writer.view.setUint32(0, (0x8000_0000 | (writer.at - 4)) >>> 0);
+      writer.view.setUint32(0, (0x8000_0000 | (writer.offset - 4)) >>> 0);
       const socket = connect(own.server.port, '127.0.0.1');
       onTestFinished(() => void socket.destroy());
       socket.write(writer.written);
