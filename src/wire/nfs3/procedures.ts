@@ -66,7 +66,7 @@ const always = (): boolean => true;
  * wait for the disk, and could receive a write error that the application's own COMMIT has to receive.
  */
 const writeVerifier: ServerVerifier = {
-  of: (result) => (result as { readonly verifier: bigint }).verifier,
+  verifierOf: (result) => (result as { readonly verifier: bigint }).verifier,
   queryTarget: (args) => (args as { readonly handle: FileHandle }).handle,
   query: (witness) => ({ procedure: verifierQuery as Procedure<unknown, unknown>, args: { handle: witness } }),
 };

@@ -51,7 +51,7 @@ const failing =
   };
 /** The connection was lost, and the server would not recognise the call. */
 const lost = (after = 0, before = Number.POSITIVE_INFINITY): Answer =>
-  failing('lost', { maybeDone: true, outcomeCheck: { after, before } });
+  failing('lost', { maybeDone: true, outcomeCheck: { notBefore: after, deadline: before } });
 const refused =
   (status: keyof typeof nfsStatus, procedure = 'LOOKUP'): Answer =>
   () => {

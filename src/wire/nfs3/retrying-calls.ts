@@ -60,8 +60,8 @@ export function createRetryingCalls(rpc: Pick<RpcClient, 'call'>, clock: Clock):
    */
   async function resolveOutcome<A, R>(mutation: Mutation<A, R>, first: RpcError): Promise<R> {
     const { procedure, options } = mutation;
-    const before = first.outcomeCheck?.before ?? 0;
-    let after = first.outcomeCheck?.after ?? 0;
+    const before = first.outcomeCheck?.deadline ?? 0;
+    let after = first.outcomeCheck?.notBefore ?? 0;
     for (let backOff = firstBackOffMs; ; backOff = Math.min(backOff * 2, maxBackOffMs)) {
       const wait = Math.max(0, after - clock.elapsed());
       if (clock.elapsed() + wait >= before) throw first;
@@ -70,7 +70,7 @@ export function createRetryingCalls(rpc: Pick<RpcClient, 'call'>, clock: Clock):
         return await checkAndRepeat(mutation, before, first);
       } catch (cause) {
         if (cause === first || !isUnanswered(cause)) throw asMaybeDone(cause);
-        after = outcomeCheckOf(cause)?.after ?? clock.elapsed() + backOff;
+        after = outcomeCheckOf(cause)?.notBefore ?? clock.elapsed() + backOff;
       }
     }
   }

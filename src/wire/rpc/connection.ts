@@ -7,7 +7,7 @@ import { RpcError } from './errors.ts';
 import { localAddressOptions } from './local-address.ts';
 import { createReceiver, type Input, type Receiver, type ReceiverOptions } from './receiver.ts';
 import { createSender, type Sender } from './sender.ts';
-import { isOtherProtocol, probeTls, rpcOverTls, type TlsClientOptions } from './tls.ts';
+import { negotiatedOtherProtocol, probeTls, rpcAlpnName, type TlsClientOptions } from './tls.ts';
 
 export interface Address {
   readonly host: string;
@@ -34,8 +34,8 @@ export interface DialOptions extends ReceiverOptions {
   readonly signal: AbortSignal;
 }
 
-export type ReadSocket = (socket: Socket, into: Pick<Input, 'buffer' | 'received'>) => void;
-export type ConnectSocket = (to: Pick<DialOptions, 'address' | 'localPort' | 'signal'>) => Promise<Socket>;
+export type ReadSocket = (socket: Socket, receiver: Pick<Input, 'buffer' | 'received'>) => void;
+export type ConnectSocket = (options: Pick<DialOptions, 'address' | 'localPort' | 'signal'>) => Promise<Socket>;
 
 /** One TCP connection that carries records. */
 export interface Connection {
@@ -67,8 +67,8 @@ export async function dial(options: DialOptions): Promise<Connection> {
   if (options.connect !== undefined) return readConnection(withoutTls(await openSocket(options)), options);
   const { promise: ended, resolve: end } = Promise.withResolvers<Error>();
   let socket: Socket | undefined;
-  const receives = createReceiver(options);
-  const receiver = guardReceiver(receives, (cause) => {
+  const innerReceiver = createReceiver(options);
+  const receiver = guardReceiver(innerReceiver, (cause) => {
     end(cause);
     if (socket !== undefined) resetSocket(socket);
   });
@@ -86,7 +86,7 @@ export async function dial(options: DialOptions): Promise<Connection> {
   if (options.readSocket !== undefined) socket.pause();
   await waitUntilConnected(socket, address, signal);
   // Register the handlers first: they report every error from here on.
-  const connection = createConnection({ ...withoutTls(socket), address, receiver: receives }, ended, end);
+  const connection = createConnection({ ...withoutTls(socket), address, receiver: innerReceiver }, ended, end);
   try {
     options.onOpened?.(socket);
     options.readSocket?.(socket, receiver);
@@ -206,9 +206,9 @@ function resetSocket(tcpSocket: Socket): void {
 }
 
 /** Ends the connection if the server violates the protocol. Nothing that the server sends may become an uncaught exception. */
-function guardReceiver(receiver: Receiver, onGarbled: (cause: Error) => void): Input {
-  const failed = (cause: unknown): void =>
-    onGarbled(
+function guardReceiver(receiver: Receiver, onProtocolError: (cause: Error) => void): Input {
+  const handleFailure = (cause: unknown): void =>
+    onProtocolError(
       cause instanceof RpcError ? cause : new RpcError('the server broke the protocol', { failure: 'garbled', cause }),
     );
   return {
@@ -217,14 +217,14 @@ function guardReceiver(receiver: Receiver, onGarbled: (cause: Error) => void): I
       try {
         receiver.received(bytes);
       } catch (cause) {
-        failed(cause);
+        handleFailure(cause);
       }
     },
     push: (chunk) => {
       try {
         receiver.push(chunk);
       } catch (cause) {
-        failed(cause);
+        handleFailure(cause);
       }
     },
   };
@@ -244,8 +244,8 @@ async function waitUntilConnected(
         cause,
       }),
     );
-  const closed = (): void => fail(new Error('the connection was closed before it was established'));
-  socket.once(event, resolve).once('error', fail).once('close', closed);
+  const onClose = (): void => fail(new Error('the connection was closed before it was established'));
+  socket.once(event, resolve).once('error', fail).once('close', onClose);
   using _ = onAbort(signal, () =>
     reject(new RpcError(`no connection to ${formatAddress(address)}`, { failure: 'canceled', cause: signal.reason })),
   );
@@ -255,7 +255,7 @@ async function waitUntilConnected(
     socket.on('error', () => undefined).destroy();
     throw cause;
   } finally {
-    socket.off(event, resolve).off('error', fail).off('close', closed);
+    socket.off(event, resolve).off('error', fail).off('close', onClose);
   }
 }
 
@@ -287,7 +287,7 @@ async function dialTls(options: DialOptions, tls: TlsClientOptions): Promise<Con
     minVersion: 'TLSv1.3',
     ...tls.options,
     socket: plain,
-    ALPNProtocols: [rpcOverTls],
+    ALPNProtocols: [rpcAlpnName],
   });
   try {
     await waitUntilConnected(secure, address, signal, 'secureConnect');
@@ -295,7 +295,7 @@ async function dialTls(options: DialOptions, tls: TlsClientOptions): Promise<Con
     resetSocket(plain.on('error', () => undefined));
     throw cause;
   }
-  if (isOtherProtocol(secure)) {
+  if (negotiatedOtherProtocol(secure)) {
     secure.destroy();
     throw new RpcError(`${formatAddress(address)} speaks ${secure.alpnProtocol}, not RPC`, { failure: 'tls' });
   }
@@ -303,13 +303,13 @@ async function dialTls(options: DialOptions, tls: TlsClientOptions): Promise<Con
 }
 
 /** For a socket that was opened elsewhere, and so has no `onread` buffer. */
-function readConnection(line: SocketStack, options: DialOptions): Connection {
+function readConnection(sockets: SocketStack, options: DialOptions): Connection {
   const { promise: ended, resolve: end } = Promise.withResolvers<Error>();
   const receives = createReceiver(options);
   const receiver = guardReceiver(receives, (cause) => {
     end(cause);
-    resetSocket(line.tcpSocket);
+    resetSocket(sockets.tcpSocket);
   });
-  line.socket.on('data', (chunk: Buffer) => receiver.push(chunk));
-  return createConnection({ ...line, address: options.address, receiver: receives }, ended, end);
+  sockets.socket.on('data', (chunk: Buffer) => receiver.push(chunk));
+  return createConnection({ ...sockets, address: options.address, receiver: receives }, ended, end);
 }

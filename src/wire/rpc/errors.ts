@@ -29,9 +29,9 @@ export interface OutcomeCheck {
   /**
    * From then on, the first copy of the call is no longer expected to run. 0: it cannot run, since the server has restarted.
    */
-  readonly after: number;
+  readonly notBefore: number;
   /** The call's deadline. */
-  readonly before: number;
+  readonly deadline: number;
 }
 
 export class RpcError extends Error {
@@ -43,17 +43,17 @@ export class RpcError extends Error {
   readonly outcomeCheck: OutcomeCheck | undefined;
   constructor(
     message: string,
-    about: {
+    options: {
       readonly failure: RpcFailure;
       readonly maybeDone?: boolean;
       readonly outcomeCheck?: OutcomeCheck;
       readonly cause?: unknown;
     },
   ) {
-    super(message, { cause: about.cause });
-    this.failure = about.failure;
-    this.maybeDone = about.maybeDone ?? false;
-    this.outcomeCheck = about.outcomeCheck;
+    super(message, { cause: options.cause });
+    this.failure = options.failure;
+    this.maybeDone = options.maybeDone ?? false;
+    this.outcomeCheck = options.outcomeCheck;
   }
 }
 

@@ -9,7 +9,7 @@ import type { Call } from './transport.ts';
 import { createVerifiers, type Verifiers } from './verifiers.ts';
 
 const serverVerifier: ServerVerifier = {
-  of: (result) => result as bigint,
+  verifierOf: (result) => result as bigint,
   queryTarget: (args) => args,
   query: (witness) => ({ procedure: asking, args: witness }),
 };
@@ -69,7 +69,7 @@ beforeEach(() => {
       looks++;
       return await call.isNotExecuted?.({});
     },
-    ask: async ({ procedure, args }) => {
+    call: async ({ procedure, args }) => {
       if (procedure.number === 0) return await alive();
       const result = await answer(args);
       resending.answered(made(procedure, args), result);
@@ -167,7 +167,10 @@ describe('calls without a reply when the connection is lost', () => {
     start(mutating);
     answer = () => Promise.resolve(2n);
     await reconnect('here:1 there');
-    expect([sent, failed.map(({ outcomeCheck }) => outcomeCheck?.after)]).toEqual([[], [clock.elapsed() + lateCallMs]]);
+    expect([sent, failed.map(({ outcomeCheck }) => outcomeCheck?.notBefore)]).toEqual([
+      [],
+      [clock.elapsed() + lateCallMs],
+    ]);
   });
 
   test('that mutate wait until the server has answered something', async () => {
@@ -178,7 +181,7 @@ describe('calls without a reply when the connection is lost', () => {
     alive = () => Promise.resolve();
     clock.advance(30_000);
     await new Promise(setImmediate);
-    expect(failed.map(({ outcomeCheck }) => outcomeCheck?.after)).toEqual([clock.elapsed() + lateCallMs]);
+    expect(failed.map(({ outcomeCheck }) => outcomeCheck?.notBefore)).toEqual([clock.elapsed() + lateCallMs]);
   });
 
   test('that mutate are not resent after a connection that reported no verifier', async () => {
@@ -306,7 +309,7 @@ describe('a call that removes a name, if it is not known whether the server rest
 
 describe('what another connection of the client knows', () => {
   const note = (value: bigint): void =>
-    verifiers.record(verifiers.at(address), value, serverVerifier, made(asking, 'a file'));
+    verifiers.record(verifiers.forAddress(address), value, serverVerifier, made(asking, 'a file'));
   beforeEach(() => resending.connected(from('here:1 there'), false));
 
   test('about the verifier and a file for the query allows a resend without a lookup', async () => {
@@ -322,7 +325,10 @@ describe('what another connection of the client knows', () => {
     start(mutating);
     answer = () => Promise.resolve(2n);
     await reconnect('here:1 there', { wasDown: true });
-    expect([sent, failed.map(({ outcomeCheck }) => outcomeCheck?.after)]).toEqual([[], [clock.elapsed() + lateCallMs]]);
+    expect([sent, failed.map(({ outcomeCheck }) => outcomeCheck?.notBefore)]).toEqual([
+      [],
+      [clock.elapsed() + lateCallMs],
+    ]);
   });
 
   test('from after the call was sent does not count, since the server may have restarted in between', async () => {
@@ -334,7 +340,12 @@ describe('what another connection of the client knows', () => {
   });
 
   test('about another address does not count', async () => {
-    verifiers.record(verifiers.at({ host: 'elsewhere', port: 2049 }), 1n, serverVerifier, made(asking, 'a file'));
+    verifiers.record(
+      verifiers.forAddress({ host: 'elsewhere', port: 2049 }),
+      1n,
+      serverVerifier,
+      made(asking, 'a file'),
+    );
     start(mutating, () => isNotExecuted());
     answer = () => Promise.resolve(1n);
     await reconnect('here:1 there');

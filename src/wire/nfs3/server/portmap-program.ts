@@ -1,4 +1,4 @@
-import { portmapProgram, tcp } from '../../rpc/portmap.ts';
+import { portmapProgram, tcpProtocol } from '../../rpc/portmap.ts';
 import type { Reply, ServedProcedure, ServedProgram } from '../../rpc/server.ts';
 import type { XdrReader } from '../../xdr/reader.ts';
 
@@ -26,13 +26,13 @@ export function createPortmapPrograms(registered: () => readonly RegisteredProgr
   const getPort = (reader: XdrReader): Reply => {
     const [program, version, protocol] = [reader.u32(), reader.u32(), reader.u32()];
     reader.u32();
-    const port = protocol === tcp ? portOf(program, version) : 0;
+    const port = protocol === tcpProtocol ? portOf(program, version) : 0;
     return (writer) => void writer.u32(port) as undefined;
   };
 
   const dump = (): Reply => (writer) => {
     for (const { program, version, port } of registered())
-      writer.bool(true).u32(program).u32(version).u32(tcp).u32(port);
+      writer.bool(true).u32(program).u32(version).u32(tcpProtocol).u32(port);
     writer.bool(false);
     return undefined;
   };
