@@ -1,5 +1,5 @@
 import type { Entry, Request } from '#wire/fuse/operations.ts';
-import { fileType, maxName } from '#wire/nfs3/structures.ts';
+import { fileType, maxNameBytes } from '#wire/nfs3/structures.ts';
 import { typeByBits } from './attr.ts';
 import type { Context } from './context.ts';
 import { createEntryTtl } from './entry-ttl.ts';
@@ -125,7 +125,7 @@ export function createEntries(context: Context): Entries {
         }
       }
       // Own changes keep the directory's attributes fresh.
-      const isKnown = cached?.meant === undefined && name.length <= maxName && names.isComplete(parent);
+      const isKnown = cached?.meant === undefined && name.length <= maxNameBytes && names.isComplete(parent);
       const directoryMs = isKnown ? ttlMs - attributes.ageMs(parent) : 0;
       if (directoryMs > 0) return nothing(directoryMs);
       readdirAhead.recordMiss(parent, request);

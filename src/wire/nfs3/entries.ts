@@ -2,12 +2,12 @@ import type { XdrReader } from '../xdr/reader.ts';
 import {
   type Attributes,
   attributesAt,
-  attributesLength,
+  attributesBytes,
   type Entry,
   type EntryPlus,
   type FileHandle,
-  maxHandle,
-  maxName,
+  maxHandleBytes,
+  maxNameBytes,
 } from './structures.ts';
 
 /** The result of one READDIR or READDIRPLUS. */
@@ -22,7 +22,7 @@ export function readDirectoryPage(reader: XdrReader): DirectoryPage<Entry> {
   const entries: Entry[] = [];
   while (reader.bool()) {
     const fileId = reader.u64();
-    const { text, bytes } = reader.name(maxName);
+    const { text, bytes } = reader.name(maxNameBytes);
     entries.push({ fileId, name: text, bytes, cookie: reader.u64() });
   }
   return { verifier, entries, isEnd: reader.bool() };
@@ -30,7 +30,7 @@ export function readDirectoryPage(reader: XdrReader): DirectoryPage<Entry> {
 
 /** Skips the directory's attributes and returns the cookie verifier. */
 function readHead(reader: XdrReader): bigint {
-  if (reader.bool()) reader.skipBytes(attributesLength);
+  if (reader.bool()) reader.skipBytes(attributesBytes);
   return reader.u64();
 }
 
@@ -44,19 +44,19 @@ class PageEntry implements EntryPlus {
   readonly bytes: Uint8Array | undefined;
   readonly #page: DataView;
   /** The offset of the entry, and the offset after its name. */
-  readonly #at: number;
+  readonly start: number;
   readonly #on: number;
 
   constructor(page: DataView, at: number, { text, bytes }: ReturnType<XdrReader['name']>, on: number) {
     this.name = text;
     this.bytes = bytes;
     this.#page = page;
-    this.#at = at;
+    this.start = at;
     this.#on = on;
   }
 
   get fileId(): bigint {
-    return this.#page.getBigUint64(this.#at);
+    return this.#page.getBigUint64(this.start);
   }
 
   get cookie(): bigint {
@@ -70,7 +70,7 @@ class PageEntry implements EntryPlus {
   /** A copy, since a view would keep the page in memory. */
   get handle(): FileHandle | undefined {
     const page = this.#page;
-    const at = this.#on + 12 + page.getUint32(this.#on + 8) * attributesLength;
+    const at = this.#on + 12 + page.getUint32(this.#on + 8) * attributesBytes;
     if (page.getUint32(at) === 0) return undefined;
     const copy = new Uint8Array(page.getUint32(at + 4));
     for (let i = 0; i < copy.length; i++) copy[i] = page.getUint8(at + 8 + i);
@@ -88,10 +88,10 @@ export function readDirectoryPagePlus(reader: XdrReader): DirectoryPage<EntryPlu
   const view = new DataView(page.buffer);
   while (reader.bool()) {
     const at = reader.skipBytes(8) - from;
-    const name = reader.name(maxName);
+    const name = reader.name(maxNameBytes);
     const on = reader.skipBytes(8) - from;
-    if (reader.bool()) reader.skipBytes(attributesLength);
-    if (reader.bool()) reader.skipOpaque(maxHandle);
+    if (reader.bool()) reader.skipBytes(attributesBytes);
+    if (reader.bool()) reader.skipOpaque(maxHandleBytes);
     entries.push(new PageEntry(view, at, name, on));
   }
   return { verifier, entries, isEnd: reader.bool() };

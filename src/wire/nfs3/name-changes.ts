@@ -27,7 +27,7 @@ export interface NameChanges {
   link(handle: FileHandle, to: DirOpArgs, options?: CallOptions): Promise<procedures.LinkResult>;
 }
 
-type Lookup = (place: DirOpArgs, options: CallOptions | undefined) => Promise<procedures.LookupResult>;
+type Lookup = (args: DirOpArgs, options: CallOptions | undefined) => Promise<procedures.LookupResult>;
 
 /** Reported if the client does not know what a call changed. */
 const unknownChange: Wcc = { before: undefined, after: undefined };
@@ -36,7 +36,7 @@ interface NameChecks {
   /** Undefined: the name does not exist. */
   lookupHandle(place: DirOpArgs, options: CallOptions): Promise<FileHandle | undefined>;
   /** Whether a name still refers to the expected file. Throws `unknown` if the caller did not say which file it expects. */
-  stillNames(
+  stillRefersTo(
     place: DirOpArgs,
     expected: ExpectedFile['expected'],
     options: CallOptions,
@@ -56,7 +56,7 @@ function createNameChecks(call: RetryingCalls['call'], lookup: Lookup): NameChec
       },
     );
 
-  async function stillNames(
+  async function stillRefersTo(
     place: DirOpArgs,
     expected: ExpectedFile['expected'],
     options: CallOptions,
@@ -84,20 +84,20 @@ function createNameChecks(call: RetryingCalls['call'], lookup: Lookup): NameChec
 
   /** Compares file ids, since the server may have issued another handle for the same file. */
   async function isSameFile(found: FileHandle, expected: FileHandle, options: CallOptions): Promise<boolean> {
-    const before = await call(procedures.getattr, expected, options).catch((cause: unknown) => {
+    const expectedAttributes = await call(procedures.getattr, expected, options).catch((cause: unknown) => {
       if (!isNfsError(cause, 'STALE', 'BADHANDLE')) throw cause;
       return undefined;
     });
-    if (before === undefined) return false;
-    const now = await call(procedures.getattr, found, options);
-    return before.fileId === now.fileId && before.fsid === now.fsid;
+    if (expectedAttributes === undefined) return false;
+    const foundAttributes = await call(procedures.getattr, found, options);
+    return expectedAttributes.fileId === foundAttributes.fileId && expectedAttributes.fsid === foundAttributes.fsid;
   }
 
-  return { lookupHandle, stillNames, withExpectedCheck };
+  return { lookupHandle, stillRefersTo: stillRefersTo, withExpectedCheck };
 }
 
 export function createNameChanges({ call, mutate }: RetryingCalls, lookup: Lookup): NameChanges {
-  const { lookupHandle, stillNames, withExpectedCheck } = createNameChecks(call, lookup);
+  const { lookupHandle, stillRefersTo: stillNames, withExpectedCheck } = createNameChecks(call, lookup);
 
   /** Succeeds if the name is gone and our own first call may have removed it. */
   const removeName = (
@@ -105,8 +105,8 @@ export function createNameChanges({ call, mutate }: RetryingCalls, lookup: Looku
     args: DirOpArgs,
     options: (CallOptions & ExpectedFile) | undefined,
   ): Promise<Wcc> => {
-    const findOutcome: Mutation<DirOpArgs, Wcc>['findOutcome'] = async (inTime, unknown) =>
-      (await stillNames(args, options?.expected, inTime, unknown)) ? undefined : unknownChange;
+    const findOutcome: Mutation<DirOpArgs, Wcc>['findOutcome'] = async (callOptions, unknown) =>
+      (await stillNames(args, options?.expected, callOptions, unknown)) ? undefined : unknownChange;
     return withValidName(args, () =>
       mutate({ procedure, args, options: withExpectedCheck(args, options), findOutcome }, (cause) => {
         if (!isNfsError(cause, 'NOENT') || !cause.resent) throw cause;
@@ -149,8 +149,8 @@ export function createNameChanges({ call, mutate }: RetryingCalls, lookup: Looku
           args: { handle, to },
           options,
           findOutcome: async (inTime) => {
-            const there = await lookupHandle(to, inTime);
-            if (there === undefined || !isSameHandle(there, handle)) return undefined;
+            const linkedHandle = await lookupHandle(to, inTime);
+            if (linkedHandle === undefined || !isSameHandle(linkedHandle, handle)) return undefined;
             return { attributes: undefined, change: unknownChange };
           },
         });
@@ -170,8 +170,8 @@ export function createNameChanges({ call, mutate }: RetryingCalls, lookup: Looku
 /** If another client removed the object after the server's answer, that answer holds. */
 export const rethrowIfGone =
   (cause: unknown) =>
-  (missing: unknown): never => {
-    throw isNfsError(missing, 'NOENT', 'STALE') ? cause : missing;
+  (later: unknown): never => {
+    throw isNfsError(later, 'NOENT', 'STALE') ? cause : later;
   };
 
 const isSameHandle = (a: FileHandle, b: FileHandle): boolean => Buffer.compare(a, b) === 0;

@@ -7,7 +7,7 @@ import {
   type Attributes,
   type DirOpArgs,
   type FileHandle,
-  maxPath,
+  maxPathBytes,
   nfsProgram,
   nfsVersion,
   readAttributes,
@@ -32,12 +32,12 @@ function procedure<A, R>(
   {
     dataOf,
     mutates,
-    incarnation,
+    serverVerifier: incarnation,
   }: {
     /** The bytes to send after the arguments without a copy. */
     readonly dataOf?: (args: A) => Uint8Array;
     readonly mutates?: (args: A) => boolean;
-    readonly incarnation?: ServerVerifier;
+    readonly serverVerifier?: ServerVerifier;
   } = {},
 ): Procedure<A, R> {
   return {
@@ -59,7 +59,7 @@ function procedure<A, R>(
   };
 }
 
-const always = (): boolean => true;
+const alwaysMutates = (): boolean => true;
 
 /**
  * The write verifier. The query for it is a WRITE of zero bytes, which changes nothing: RFC 1813, section 3.3.7. A COMMIT would
@@ -134,7 +134,7 @@ export const access = procedure(
 
 export const readlink = procedure(5, 'READLINK', writeHandle, (reader) => ({
   attributes: readPostAttributes(reader),
-  target: reader.name(maxPath),
+  target: reader.name(maxPathBytes),
 }));
 
 /**
@@ -220,7 +220,7 @@ export const write = procedure(
     if (count > data.length) throw new XdrError(`WRITE of ${data.length} bytes wrote ${count}`);
     return { change, count, committed: reader.u32(), verifier: reader.u64() };
   },
-  { dataOf: ({ data }) => data, mutates: always, incarnation: writeVerifier },
+  { dataOf: ({ data }) => data, mutates: alwaysMutates, serverVerifier: writeVerifier },
 );
 
 /** Has no `mutates`, since it can be repeated at any time. */
@@ -238,7 +238,7 @@ const verifierQuery = procedure(
     reader.u32();
     return { verifier: reader.u64() };
   },
-  { incarnation: writeVerifier },
+  { serverVerifier: writeVerifier },
 );
 
 export interface CreateResult {
@@ -275,7 +275,7 @@ export const create = procedure(
   },
   readCreateResult,
   // Exclusive CREATE, too: a copy that runs late would recreate a file that another client has removed since.
-  { mutates: always },
+  { mutates: alwaysMutates },
 );
 
 export const mkdir = procedure(
@@ -286,7 +286,7 @@ export const mkdir = procedure(
     writeSetAttributes(writer, args.set);
   },
   readCreateResult,
-  { mutates: always },
+  { mutates: alwaysMutates },
 );
 
 export const symlink = procedure(
@@ -298,7 +298,7 @@ export const symlink = procedure(
     writer.string(args.target);
   },
   readCreateResult,
-  { mutates: always },
+  { mutates: alwaysMutates },
 );
 
 export interface MknodArgs extends DirOpArgs {
@@ -319,11 +319,11 @@ export const mknod = procedure(
     if (args.type === 3 || args.type === 4) writer.u32(args.major ?? 0).u32(args.minor ?? 0);
   },
   readCreateResult,
-  { mutates: always },
+  { mutates: alwaysMutates },
 );
 
-export const remove = procedure(12, 'REMOVE', writeDirOpArgs, readWcc, { mutates: always });
-export const rmdir = procedure(13, 'RMDIR', writeDirOpArgs, readWcc, { mutates: always });
+export const remove = procedure(12, 'REMOVE', writeDirOpArgs, readWcc, { mutates: alwaysMutates });
+export const rmdir = procedure(13, 'RMDIR', writeDirOpArgs, readWcc, { mutates: alwaysMutates });
 
 /** How a RENAME changed its two directories. */
 export interface RenameResult {
@@ -339,7 +339,7 @@ export const rename = procedure(
     writeDirOpArgs(writer, to);
   },
   (reader): RenameResult => ({ from: readWcc(reader), to: readWcc(reader) }),
-  { mutates: always },
+  { mutates: alwaysMutates },
 );
 
 export interface LinkResult {
@@ -356,7 +356,7 @@ export const link = procedure(
     writeDirOpArgs(writer, to);
   },
   (reader): LinkResult => ({ attributes: readPostAttributes(reader), change: readWcc(reader) }),
-  { mutates: always },
+  { mutates: alwaysMutates },
 );
 
 export interface ReaddirArgs {
@@ -441,5 +441,5 @@ export const commit = procedure(
       .u32(args.count ?? 0);
   },
   (reader): CommitResult => ({ change: readWcc(reader), verifier: reader.u64() }),
-  { incarnation: writeVerifier },
+  { serverVerifier: writeVerifier },
 );

@@ -17,7 +17,7 @@ import {
 /** How often to empty a directory that other clients keep filling. */
 const maxPasses = 100;
 /** If a directory has more subdirectories, these are removed first, and then the directory is listed again. */
-const maxChildren = 10_000;
+const maxChildrenPerPass = 10_000;
 
 /** Another file system is mounted in the tree that was to be removed. */
 class ForeignFileSystem extends Error {
@@ -85,7 +85,7 @@ export async function emptyDirectory(
   const limit = createLimiter(options.atOnce ?? defaultAtOnce);
   const { fsid } = await client.getattr(directory, options);
   const refusals = createRefusals();
-  const doneBefore = new WeakMap<WalkedDirectory, number>();
+  const doneAtPassStart = new WeakMap<WalkedDirectory, number>();
   let done = 0;
 
   async function removeFile(parent: FileHandle, entry: EntryPlus, expected: FileHandle): Promise<void> {
@@ -100,7 +100,7 @@ export async function emptyDirectory(
   const visit: Visit = async (folder, into) => {
     folder.passes++;
     folder.isPartial = false;
-    doneBefore.set(folder, done);
+    doneAtPassStart.set(folder, done);
     const remove = async (entry: EntryPlus, { handle, attributes }: ResolvedEntry): Promise<void> => {
       if (attributes.type !== fileType.directory) return await removeFile(folder.handle, entry, handle);
       if (attributes.fsid !== fsid) throw new ForeignFileSystem('another file system is mounted there');
@@ -109,10 +109,10 @@ export async function emptyDirectory(
     try {
       await forEachEntry(client, folder.handle, limit, options, remove, {
         isEnough: () => {
-          folder.isPartial = folder.children > maxChildren;
+          folder.isPartial = folder.children > maxChildrenPerPass;
           return folder.isPartial;
         },
-        failed: (cause, entry) => refusals.add(cause, folder, nameOf(entry)),
+        onFailure: (cause, entry) => refusals.add(cause, folder, nameOf(entry)),
       });
     } catch (cause) {
       refusals.add(cause, folder);
@@ -122,7 +122,7 @@ export async function emptyDirectory(
   async function finishDirectory(folder: WalkedDirectory): Promise<'again' | 'done'> {
     const { parent, name, isPartial, hasFailures } = folder;
     // A new listing finds the refused objects again. So it is worth it only if other objects were removed.
-    if (isPartial && (!hasFailures || (done > (doneBefore.get(folder) ?? 0) && folder.passes < maxPasses))) {
+    if (isPartial && (!hasFailures || (done > (doneAtPassStart.get(folder) ?? 0) && folder.passes < maxPasses))) {
       // Count only passes that find new entries or leave some.
       if (!hasFailures) folder.passes--;
       return 'again';

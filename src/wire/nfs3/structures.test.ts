@@ -8,7 +8,7 @@ import * as procedures from './procedures.ts';
 import { NfsError } from './status.ts';
 import {
   type Attributes,
-  maxHandle,
+  maxHandleBytes,
   readPostAttributes,
   readPostHandle,
   readSetAttributes,
@@ -87,12 +87,12 @@ describe('decoding returns the encoded values', () => {
 
   test('of handles up to their maximum length', () => {
     fc.assert(
-      fc.property(optional(fc.uint8Array({ maxLength: maxHandle })), (given) => {
+      fc.property(optional(fc.uint8Array({ maxLength: maxHandleBytes })), (given) => {
         const read = readPostHandle(written((w) => writePostHandle(w, given)));
         expect(read && Buffer.from(read)).toEqual(given && Buffer.from(given));
       }),
     );
-    const long = new Uint8Array(maxHandle + 1);
+    const long = new Uint8Array(maxHandleBytes + 1);
     expect(() => readPostHandle(written((w) => writePostHandle(w, long)))).toThrow(XdrError);
   });
 

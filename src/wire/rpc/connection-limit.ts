@@ -51,8 +51,8 @@ export function createConnectionLimit(max: number): ConnectionLimit {
       socket.on('close', () => remove(member, address));
       return member;
     },
-    recordUse: (member) => {
-      member.lastUseNumber = ++uses;
+    recordUse: (connection) => {
+      connection.lastUseNumber = ++uses;
     },
   };
 }

@@ -23,9 +23,9 @@ export function createPendingCalls(): PendingCalls {
   let size = 0;
 
   function insert(call: Call): void {
-    const place = call.xid & (buckets.length - 1);
-    call.next = buckets[place];
-    buckets[place] = call;
+    const bucketIndex = call.xid & (buckets.length - 1);
+    call.next = buckets[bucketIndex];
+    buckets[bucketIndex] = call;
   }
 
   function values(): readonly Call[] {
@@ -54,12 +54,12 @@ export function createPendingCalls(): PendingCalls {
       size++;
     },
     delete: (call) => {
-      const place = call.xid & (buckets.length - 1);
+      const bucketIndex = call.xid & (buckets.length - 1);
       let previous: Call | undefined;
-      let current = buckets[place];
+      let current = buckets[bucketIndex];
       while (current !== undefined && current !== call) [previous, current] = [current, current.next];
       if (current === undefined) return false;
-      if (previous === undefined) buckets[place] = call.next;
+      if (previous === undefined) buckets[bucketIndex] = call.next;
       else previous.next = call.next;
       call.next = undefined;
       size--;

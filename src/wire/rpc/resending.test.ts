@@ -136,7 +136,7 @@ describe('calls without a reply when the connection is lost', () => {
       await reconnect(other);
       expect(sent).toEqual(['READING']);
       expect(failed).toEqual([
-        { name: 'MUTATING', outcomeCheck: { after: clock.elapsed() + lateCallMs, before: deadlineMs } },
+        { name: 'MUTATING', outcomeCheck: { notBefore: clock.elapsed() + lateCallMs, deadline: deadlineMs } },
       ]);
     },
   );
@@ -159,7 +159,7 @@ describe('calls without a reply when the connection is lost', () => {
     start(mutating);
     answer = () => Promise.resolve(2n);
     await reconnect('here:1 there', { wasDown: true });
-    expect([sent, failed]).toEqual([[], [{ name: 'MUTATING', outcomeCheck: { after: 0, before: deadlineMs } }]]);
+    expect([sent, failed]).toEqual([[], [{ name: 'MUTATING', outcomeCheck: { notBefore: 0, deadline: deadlineMs } }]]);
   });
 
   test('that mutate are decided later if the verifier changed without a refused connection, since Linux changes it after errors, too', async () => {
@@ -234,7 +234,9 @@ describe('a call that removes a name, if it is not known whether the server rest
     resending.connected(from('here:1 there'), false);
     start(mutating, () => isNotExecuted());
   });
-  const later = () => [{ name: 'MUTATING', outcomeCheck: { after: clock.elapsed() + lateCallMs, before: deadlineMs } }];
+  const later = () => [
+    { name: 'MUTATING', outcomeCheck: { notBefore: clock.elapsed() + lateCallMs, deadline: deadlineMs } },
+  ];
 
   test.each([false, true])(
     'is resent if the name refers to the same file (refused in between: %s)',

@@ -19,7 +19,7 @@ function keeping(limit: number) {
   const closed: number[] = [];
   const keep = () => {
     const fd = openSync('/dev/null', 'r');
-    return descriptors.keep(fd, () => closed.push(fd));
+    return descriptors.add(fd, () => closed.push(fd));
   };
   return { descriptors, closed, keep };
 }
@@ -29,7 +29,7 @@ describe.skipIf(needs('linux'))('kept descriptors', () => {
     const { descriptors, closed, keep } = keeping(3);
     const [a, b, c] = [keep(), keep(), keep()];
     descriptors.startTurn();
-    descriptors.touch(a);
+    descriptors.markUsed(a);
     descriptors.startTurn();
     const d = keep();
     expect(closed).toEqual([b.fd]);

@@ -89,7 +89,7 @@ describe.skipIf(needs('linux'))('a failing disk', () => {
       isReadOnly: false,
       isDurable: true,
       toAttributes: createToAttributes(1n, identities),
-      durability: { data: () => Promise.reject(broken), changes: () => Promise.resolve() },
+      durability: { syncData: () => Promise.reject(broken), syncChanges: () => Promise.resolve() },
       verifier: { bytes: Buffer.alloc(8), renew: () => renewed.push(1) },
       onError: (what: string) => errors.push(what),
     } as unknown as Export;

@@ -11,7 +11,7 @@ import {
 } from './handles.ts';
 
 const key = randomBytes(32);
-const make = (handles: Handles, made: HandleContents): Buffer => Buffer.from(handles.make(made), 'latin1');
+const make = (handles: Handles, made: HandleContents): Buffer => Buffer.from(handles.create(made), 'latin1');
 const origin = fc.record({
   ino: fc.bigInt({ min: 0n, max: 2n ** 64n - 1n }),
   birth: fc.bigInt({ min: 0n, max: 2n ** 63n }),

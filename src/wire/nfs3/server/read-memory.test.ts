@@ -6,12 +6,12 @@ const mib = 1024 * 1024;
 test('reuses memory, and frees it when no read has needed it for a while', () => {
   const memory = createReadMemory();
   const [one, two] = [memory.take(mib), memory.take(mib)];
-  memory.giveBack(one);
-  memory.giveBack(two);
+  memory.release(one);
+  memory.release(two);
   memory.freeUnused();
   const again = memory.take(mib);
   expect(again.buffer).toBe(two.buffer);
-  memory.giveBack(again);
+  memory.release(again);
   // One of the two was never taken since.
   memory.freeUnused();
   const [third, fourth] = [memory.take(mib), memory.take(mib)];
@@ -22,6 +22,6 @@ test('reuses memory, and frees it when no read has needed it for a while', () =>
 test('does not take back memory that it did not lend', () => {
   const memory = createReadMemory();
   const foreign = Buffer.alloc(mib);
-  memory.giveBack(foreign);
+  memory.release(foreign);
   expect(memory.take(mib).buffer).not.toBe(foreign.buffer);
 });
