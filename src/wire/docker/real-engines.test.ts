@@ -18,13 +18,13 @@ describe.each(kinds)('the API of a real $kind', ({ kind, start, component }) => 
   describe.skipIf(needs('root', 'mount', 'firewall', kind, 'busybox'))('gives', () => {
     let engine: TestEngine;
     let client: DockerClient;
-    const open = new AsyncDisposableStack();
+    const resources = new AsyncDisposableStack();
 
     beforeAll(async () => {
-      engine = open.use(await start(signal, { bridges: true }));
-      client = open.use(createDockerClient({ socket: engine.socket, clock: systemClock() }));
+      engine = resources.use(await start(signal, { bridges: true }));
+      client = resources.use(createDockerClient({ socket: engine.socket, clock: systemClock() }));
     });
-    afterAll(() => open.disposeAsync());
+    afterAll(() => resources.disposeAsync());
 
     test('its version and properties', async () => {
       await client.ping(signal);

@@ -9,9 +9,9 @@ test('reuses memory, and frees it when no read has needed it for a while', () =>
   memory.release(one);
   memory.release(two);
   memory.freeUnused();
-  const again = memory.take(mib);
-  expect(again.buffer).toBe(two.buffer);
-  memory.release(again);
+  const reused = memory.take(mib);
+  expect(reused.buffer).toBe(two.buffer);
+  memory.release(reused);
   // One of the two was never taken since.
   memory.freeUnused();
   const [third, fourth] = [memory.take(mib), memory.take(mib)];
@@ -21,7 +21,7 @@ test('reuses memory, and frees it when no read has needed it for a while', () =>
 
 test('does not take back memory that it did not lend', () => {
   const memory = createReadMemory();
-  const foreign = Buffer.alloc(mib);
-  memory.release(foreign);
-  expect(memory.take(mib).buffer).not.toBe(foreign.buffer);
+  const otherBuffer = Buffer.alloc(mib);
+  memory.release(otherBuffer);
+  expect(memory.take(mib).buffer).not.toBe(otherBuffer.buffer);
 });

@@ -9,24 +9,24 @@ import { createNode, type Node } from './nodes.ts';
 import { createReaddirCache, type Page } from './readdir-cache.ts';
 
 /** Its time goes on when told to; the wall clock is a second ahead, so that no directory looks as if it just changed. */
-function steppedClock() {
-  let ahead = 0;
+function createSteppedClock() {
+  let elapsedMs = 0;
   const clock = systemClock();
   return {
-    pass: (ms: number) => {
-      ahead += ms;
+    advance: (ms: number) => {
+      elapsedMs += ms;
     },
-    clock: { ...clock, now: () => clock.now() + 1000, elapsed: () => ahead },
+    clock: { ...clock, now: () => clock.now() + 1000, elapsed: () => elapsedMs },
   };
 }
 
 async function serve() {
-  const { clock, pass } = steppedClock();
+  const { clock, advance } = createSteppedClock();
   const own = await startOwnServer({ clock });
   fs.writeFileSync(join(own.directory, 'f'), '');
   fs.linkSync(join(own.directory, 'f'), join(own.directory, 'other name'));
   fs.mkdirSync(join(own.directory, 'd'));
-  return { own, pass, mounted: await own.mount() };
+  return { own, advance, mounted: await own.mount() };
 }
 
 async function list({ nfs, root }: Mounted, directory = root): Promise<ReadonlyMap<string, EntryPlus>> {
@@ -69,32 +69,32 @@ describe.skipIf(needs('linux'))('a cached listing', () => {
       expect(attributes).toEqual(await mounted.nfs.getattr(handle ?? Buffer.alloc(0)));
   });
 
-  test.each<[string, (mounted: Mounted, elsewhere: FileHandle) => Promise<unknown>]>([
+  test.each<[string, (mounted: Mounted, otherDirectory: FileHandle) => Promise<unknown>]>([
     ['REMOVE', ({ nfs }, e) => nfs.remove(e, 'third')],
     ['RENAME', ({ nfs }, e) => nfs.rename({ directory: e, name: 'third' }, { directory: e, name: 'fourth' })],
     ['LINK', ({ nfs }, e) => nfs.lookup(e, 'third').then((f) => nfs.link(f.handle, { directory: e, name: 'fourth' }))],
   ])('shows at once what a client changed by %s of another name elsewhere', async (_name, change) => {
     const { mounted, own } = await serve();
     fs.mkdirSync(join(own.directory, 'e'));
-    for (const place of ['d/f', 'e/third']) fs.linkSync(join(own.directory, 'f'), join(own.directory, place));
-    const [here, elsewhere] = [
+    for (const path of ['d/f', 'e/third']) fs.linkSync(join(own.directory, 'f'), join(own.directory, path));
+    const [here, otherDirectory] = [
       await mounted.nfs.lookup(mounted.root, 'd'),
       await mounted.nfs.lookup(mounted.root, 'e'),
     ];
     const before = await list(mounted, here.handle);
-    await change(mounted, elsewhere.handle);
+    await change(mounted, otherDirectory.handle);
     const after = await list(mounted, here.handle);
     expect(after.get('f')?.attributes).not.toEqual(before.get('f')?.attributes);
     expect(after.get('f')?.attributes).toEqual(await mounted.nfs.getattr(handleOf(after, 'f')));
   });
 
   test('shows attributes that other programs changed after a second, and changed names immediately', async () => {
-    const { mounted, own, pass } = await serve();
+    const { mounted, own, advance } = await serve();
     const before = await list(mounted);
     fs.chmodSync(join(own.directory, 'f'), 0o611);
-    pass(999);
+    advance(999);
     expect(await list(mounted)).toEqual(before);
-    pass(1);
+    advance(1);
     expect((await list(mounted)).get('f')?.attributes?.mode).toBe(0o611);
     fs.renameSync(join(own.directory, 'f'), join(own.directory, 'g'));
     expect([...(await list(mounted)).keys()].sort()).toEqual(['.', '..', 'd', 'g', 'other name']);
