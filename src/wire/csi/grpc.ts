@@ -78,9 +78,9 @@ export function encodeFrame(message: Uint8Array): Buffer {
 
 export function decodeFrame(frame: Buffer): Buffer {
   if (frame.length < 5) throw new GrpcError('the request has no message', { code: grpcCodes.internal });
-  if (frame[0] !== 0) throw new GrpcError('compressed messages are not understood', { code: grpcCodes.unimplemented });
+  if (frame[0] !== 0) throw new GrpcError('compressed messages are not supported', { code: grpcCodes.unimplemented });
   if (frame.readUInt32BE(1) !== frame.length - 5)
-    throw new GrpcError('the request is not one whole message', { code: grpcCodes.internal });
+    throw new GrpcError('the request is not exactly one message', { code: grpcCodes.internal });
   return frame.subarray(5);
 }
 

@@ -118,8 +118,8 @@ describe('the server refuses before any method runs', () => {
   test.each([
     ['a message that is too large', Buffer.alloc(3_000), 8, 'a message has at most 2048 bytes'],
     ['no message', Buffer.alloc(0), 13, 'the request has no message'],
-    ['half a message', encodeFrame(new Uint8Array(9)).subarray(0, 8), 13, 'the request is not one whole message'],
-    ['a compressed message', Buffer.from([1, 0, 0, 0, 0]), 12, 'compressed messages are not understood'],
+    ['half a message', encodeFrame(new Uint8Array(9)).subarray(0, 8), 13, 'the request is not exactly one message'],
+    ['a compressed message', Buffer.from([1, 0, 0, 0, 0]), 12, 'compressed messages are not supported'],
     ['a message that is none', encodeFrame(Buffer.from([0xff, 0xff])), 3, 'the message is not a ProbeRequest'],
   ])('%s', async (_what, body, code, message) => {
     const { client } = await startServer(async () => true, { messageBytes: 2_048 });
@@ -153,7 +153,7 @@ describe('the server refuses before any method runs', () => {
     await expect.poll(() => started).toBe(2);
     const otherClient = grpcClient(socket);
     cleanups.push(() => otherClient.session.destroy());
-    const message = 'too many calls are under way';
+    const message = 'too many calls in flight';
     await expect(otherClient.call(Identity.method.probe, {})).rejects.toMatchObject({ code: 14, message });
     held.resolve(true);
     await Promise.all(heldCalls);

@@ -171,7 +171,7 @@ async function runCall(state: ServerState, stream: ServerHttp2Stream, call: Grpc
   try {
     if (state.isClosing) throw state.abortReasons.serverStopping();
     if (state.inFlight.size > state.maximums.calls)
-      throw new GrpcError('too many calls are under way', { code: grpcCodes.unavailable });
+      throw new GrpcError('too many calls in flight', { code: grpcCodes.unavailable });
     const handle = state.methods.get(call.method);
     if (handle === undefined)
       throw new GrpcError(`there is no method ${call.method}`, { code: grpcCodes.unimplemented });

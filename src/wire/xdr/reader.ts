@@ -71,7 +71,7 @@ export class XdrReader {
 
   private length(max: number): number {
     const length = this.u32();
-    if (length > max) throw new XdrError(`${length} bytes where at most ${max} may be`);
+    if (length > max) throw new XdrError(`${length} bytes, but at most ${max} are allowed`);
     return length;
   }
 
