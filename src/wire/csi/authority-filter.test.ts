@@ -26,7 +26,7 @@ function frame(type: number, flags: number, stream: number, payload: Buffer = Bu
 
 const settings = frame(4, 0, 0);
 const text = (value: string): Buffer => Buffer.concat([Buffer.of(value.length), Buffer.from(value)]);
-/** Kept in the dynamic table by who reads it, as Go's encoder does. */
+/** A literal that the decoder adds to its dynamic table, as Go's encoder requests. */
 const indexedField = (name: string, value: string): Buffer => Buffer.concat([Buffer.of(0x40), text(name), text(value)]);
 const dynamicField = (index: number): Buffer => Buffer.of(0x80 | (61 + index));
 
@@ -40,7 +40,7 @@ const fields = (authority: string): readonly HeaderField[] => [
   ['te', 'trailers'],
 ];
 
-/** A peer that writes HTTP/2 by hand, and reads what is answered to a stream. */
+/** A client that sends raw HTTP/2 frames, and reads the reply of a stream. */
 async function rawPeer(path: string) {
   const socket = connect(path);
   const decoder = createHpackDecoder(65_536);
@@ -118,7 +118,7 @@ const endHeaders = 4;
 const body = encodeFrame(new Uint8Array());
 const nameIn = (message: Buffer): string => fromBinary(GetPluginInfoResponseSchema, decodeFrame(message)).name;
 
-describe('a client that names the path of the socket as the authority', () => {
+describe('a client that sends the path of the socket as the authority', () => {
   test('is answered, also when its headers refer to the dynamic table', async () => {
     const peer = await rawPeer(await startServer());
     cleanups.push(() => peer.socket.destroy());
@@ -127,7 +127,7 @@ describe('a client that names the path of the socket as the authority', () => {
     const first = await peer.answer(1);
     expect(first.status).toBe('0');
     expect(nameIn(first.message)).toBe('file.stowage.dev');
-    // The same six fields, by their places in the table, the newest first.
+    // The same six fields by their indexes in the dynamic table: the newest entry has index 1.
     const repeatedBlock = Buffer.concat([6, 5, 4, 3, 2, 1].map(dynamicField));
     peer.write(frame(1, endHeaders, 3, repeatedBlock), frame(0, endStream, 3, body));
     expect((await peer.answer(3)).status).toBe('0');
@@ -163,7 +163,7 @@ describe('a client that names the path of the socket as the authority', () => {
     ]);
     peer.write(frame(1, endHeaders, 3, invalidBlock), frame(0, endStream, 3, body));
     expect((await peer.answer(3)).status).toBe('0');
-    // By the table as it is now.
+    // The fields by their indexes in the table, which has one more entry now.
     const laterBlock = Buffer.concat([7, 6, 5, 1, 3, 2].map(dynamicField));
     peer.write(frame(1, endHeaders, 5, laterBlock), frame(0, endStream, 5, body));
     expect((await peer.answer(5)).status).toBe('0');
@@ -178,15 +178,15 @@ describe('a client that names the path of the socket as the authority', () => {
   });
 });
 
-describe('a protocol violation ends the connection', () => {
+describe('the filter ends the connection on', () => {
   const openBlock = frame(1, 0, 1, encodeAsLiterals(fields(socketPath)));
   test.each([
-    ['a header block that is interrupted', [openBlock, frame(0, endStream, 1, body)]],
+    ['another frame within a header block', [openBlock, frame(0, endStream, 1, body)]],
     ['a header block that continues without a beginning', [frame(9, endHeaders, 1, Buffer.of(0))]],
     ['a header block in endless pieces', [openBlock, ...Array.from({ length: 20 }, () => frame(9, 0, 1))]],
     ['a field that is in no table', [frame(1, endHeaders, 1, Buffer.of(0xff, 0x80, 0x01))]],
     ['a number without an end', [frame(1, endHeaders, 1, Buffer.alloc(20, 0xff))]],
-    ['a text that is cut off', [frame(1, endHeaders, 1, Buffer.of(0x40, 0x7f, 0x01))]],
+    ['a truncated string', [frame(1, endHeaders, 1, Buffer.of(0x40, 0x7f, 0x01))]],
     ['a frame that is all padding', [frame(1, endHeaders | 8, 1, Buffer.of(9, 0))]],
     ['a table that is larger than agreed', [frame(1, endHeaders, 1, Buffer.of(0x3f, 0xff, 0x7f))]],
   ])('%s', async (_what, frames) => {
@@ -195,7 +195,7 @@ describe('a protocol violation ends the connection', () => {
     await peer.closed;
   });
 
-  test('the filter buffers at most one frame', () => {
+  test('a frame that is too large', () => {
     const filter = createAuthorityFilter();
     filter(Buffer.concat([preface, settings]));
     const header = Buffer.from([0x00, 0x40, 0x01, 1, 4, 0, 0, 0, 1]);

@@ -6,7 +6,7 @@ import { createHpackDecoder, encodeAsLiterals, type HeaderField } from './hpack.
 /**
  * Go's gRPC clients may send the raw path of the socket as `:authority`. Node's HTTP/2 rejects the slashes in it, and the whole
  * request, before an application sees it. So this filter reads the connection before Node does. It passes all bytes through until
- * such a header comes; from then on it rewrites all header blocks of the connection.
+ * it finds such a header. From then on it rewrites all header blocks of the connection.
  */
 export const withAcceptableAuthority = (socket: Socket): Duplex =>
   streamOver(socket, { filter: createAuthorityFilter() });

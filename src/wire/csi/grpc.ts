@@ -19,7 +19,7 @@ export interface GrpcStatus {
   readonly message: string;
 }
 
-/** Sent to the caller as it is. `statusOf` translates everything else that a handler throws. */
+/** The server sends this error to the caller unchanged. `statusOf` translates all other errors of handlers. */
 export class GrpcError extends Error {
   override readonly name = 'GrpcError';
   readonly code: number;

@@ -27,7 +27,7 @@ interface TestServer {
   readonly grpc: GrpcServer;
 }
 
-/** With one method, which does what the test wants. */
+/** Starts a server with one method, Probe, which calls `probe`. */
 async function startServer(
   probe: (call: GrpcCall) => Promise<boolean>,
   limits: GrpcServerOptions['limits'] = {},
@@ -53,7 +53,7 @@ async function startServer(
   return { client, path, grpc };
 }
 
-/** Until the signal, as work does that heeds it. */
+/** Rejects when the call is aborted, like a handler that observes its signal. */
 const untilAborted = ({ signal }: GrpcCall): Promise<never> =>
   new Promise((_resolve, reject) => signal.addEventListener('abort', () => reject(signal.reason), { once: true }));
 
@@ -113,33 +113,33 @@ describe('a call', () => {
   });
 });
 
-describe('the server refuses before any method runs', () => {
+describe('the server', () => {
   const path = '/csi.v1.Identity/Probe';
   test.each([
     ['a message that is too large', Buffer.alloc(3_000), 8, 'a message has at most 2048 bytes'],
     ['no message', Buffer.alloc(0), 13, 'the request has no message'],
     ['half a message', encodeFrame(new Uint8Array(9)).subarray(0, 8), 13, 'the request is not exactly one message'],
     ['a compressed message', Buffer.from([1, 0, 0, 0, 0]), 12, 'compressed messages are not supported'],
-    ['a message that is none', encodeFrame(Buffer.from([0xff, 0xff])), 3, 'the message is not a ProbeRequest'],
-  ])('%s', async (_what, body, code, message) => {
+    ['bytes that are not a message', encodeFrame(Buffer.from([0xff, 0xff])), 3, 'the message is not a ProbeRequest'],
+  ])('refuses %s before any method runs', async (_what, body, code, message) => {
     const { client } = await startServer(async () => true, { messageBytes: 2_048 });
     await expect(client.callBytes(path, body)).rejects.toMatchObject({ code, message });
     await expect(client.call(Identity.method.probe, {})).resolves.toMatchObject({ ready: true });
   });
 
-  test('a request that is not gRPC', async () => {
+  test('refuses a request that is not gRPC', async () => {
     const { client } = await startServer(async () => true);
     const sent = client.callBytes(path, encodeFrame(new Uint8Array()), { 'content-type': 'application/json' });
     await expect(sent).rejects.toThrow('HTTP 415');
   });
 
-  test('a malformed timeout', async () => {
+  test('refuses a malformed timeout', async () => {
     const { client } = await startServer(async () => true);
     const sent = client.call(Identity.method.probe, {}, { 'grpc-timeout': 'soon' });
     await expect(sent).rejects.toMatchObject({ code: 13, message: 'the header grpc-timeout is malformed' });
   });
 
-  test('calls beyond the limit', async () => {
+  test('refuses calls beyond the limit', async () => {
     const held = Promise.withResolvers<boolean>();
     let started = 0;
     const { client, path: socket } = await startServer(
@@ -159,7 +159,7 @@ describe('the server refuses before any method runs', () => {
     await Promise.all(heldCalls);
   });
 
-  test('no calls because of earlier calls that have ended', async () => {
+  test('does not count calls that have ended towards the limit', async () => {
     let isWell = true;
     const { client } = await startServer(
       async () => {
@@ -175,7 +175,7 @@ describe('the server refuses before any method runs', () => {
     }
   });
 
-  test('connections beyond the limit', async () => {
+  test('closes connections beyond the limit', async () => {
     const { client, path: socket } = await startServer(async () => true, { connections: 1 });
     await client.call(Identity.method.probe, {});
     const { promise, resolve } = Promise.withResolvers<void>();
@@ -186,7 +186,7 @@ describe('the server refuses before any method runs', () => {
   });
 });
 
-describe('closing', () => {
+describe('closing the server', () => {
   test('waits for calls in flight', async () => {
     const held = Promise.withResolvers<boolean>();
     const started = Promise.withResolvers<void>();
@@ -216,7 +216,7 @@ describe('closing', () => {
   });
 });
 
-test('timeouts are parsed in all units', () => {
+test('parseTimeout parses all units', () => {
   expect(['1H', '2M', '3S', '4m', '5000u', '1n'].map(parseTimeout)).toEqual([3_600_000, 120_000, 3_000, 4, 5, 1]);
   expect(parseTimeout(undefined)).toBeUndefined();
 });

@@ -24,14 +24,15 @@ import {
 } from './grpc.ts';
 
 /**
- * A gRPC server for unary calls, which are all that CSI and plugin registration have. It is built on node:http2: the full gRPC
+ * A gRPC server for unary calls; CSI and plugin registration have no others. It is built on node:http2: the full gRPC
  * libraries are slower per call and take more memory (DEPENDENCIES.txt).
  */
 export interface GrpcServer {
   /** Call `listen` on it. */
   readonly server: Server;
   /**
-   * Refuses new calls and waits for those in flight. After `graceMs` it aborts the rest, and soon after destroys the connections.
+   * Refuses new calls and waits for the calls in flight. After `graceMs` it aborts the remaining calls, and soon after that it
+   * destroys the connections.
    */
   close(graceMs: number): Promise<void>;
 }
@@ -50,10 +51,10 @@ export interface GrpcServerOptions {
 
 const defaultLimits = {
   connections: 256,
-  /** The limit on calls in flight, for all connections. */
+  /** The limit on calls in flight, for all connections together. */
   calls: 1_024,
   messageBytes: 1024 * 1024,
-  /** The deadline of calls without one, and the latest deadline of others. */
+  /** The deadline of calls that have none, and the limit on the deadlines of other calls. */
   callMs: 300_000,
 };
 
@@ -152,7 +153,7 @@ async function handleStream(
     const call: GrpcCall = { signal: limit.signal, method };
     await runCall(state, stream, call);
   } catch (thrown) {
-    // Only failures before the call starts arrive here.
+    // Only failures before `runCall` arrive here.
     sendError(
       stream,
       thrown instanceof GrpcError ? thrown : new GrpcError('the call failed', { code: grpcCodes.internal }),

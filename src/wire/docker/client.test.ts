@@ -33,7 +33,7 @@ const answerWith =
     request.resume().on('end', () => response.writeHead(status).end(JSON.stringify(value)));
   };
 
-/** How it failed, and what it said. */
+/** Awaits a failure and returns its kind, message and status. */
 async function failure(work: Promise<unknown>): Promise<{ failure: string; message: string; status: number }> {
   const thrown: unknown = await work.then(
     () => 'it did not fail',
@@ -44,7 +44,7 @@ async function failure(work: Promise<unknown>): Promise<{ failure: string; messa
 }
 
 describe('calls that wait for a free connection', () => {
-  /** Answers nothing to those whose path ends so. */
+  /** Does not answer calls whose path has this ending. */
   const silentFor =
     (end: string): Script =>
     (path, request, response) => {
@@ -77,13 +77,13 @@ describe('calls that wait for a free connection', () => {
   });
 });
 
-describe('the version of the API', () => {
+describe('the API version', () => {
   test.each([
     ['1.41', '1.12', '/v1.41/info'],
     ['1.43', '1.24', '/v1.41/info'],
-    // It no longer speaks what we are written for.
+    // The engine no longer supports our version.
     ['1.52', '1.44', '/v1.44/info'],
-  ])('of an engine that speaks %s and at least %s', async (ApiVersion, MinAPIVersion, path) => {
+  ])('for an engine that supports up to %s and at least %s is in the path', async (ApiVersion, MinAPIVersion, path) => {
     const { engine, client } = await startScripted(answerWith({}));
     engine.version = { Version: 'x', ApiVersion, MinAPIVersion };
     await client.info(signal);
@@ -91,7 +91,7 @@ describe('the version of the API', () => {
     expect(engine.requests).toEqual([`GET ${path}`, `GET ${path}`]);
   });
 
-  test('of an engine that is too old is refused', async () => {
+  test('of an engine that is too old is an error', async () => {
     const { engine, client } = await startScripted(answerWith({}));
     engine.version = { Version: '18.09', ApiVersion: '1.39', MinAPIVersion: '1.12' };
     expect(await failure(client.info(signal))).toMatchObject({
@@ -151,7 +151,7 @@ describe('a DockerError is thrown when', () => {
       'no container with name or ID "x" found',
     ],
     ['plain words', '"plain words"'],
-  ])('the engine says no: %j', async (said, message) => {
+  ])('the engine returns an error: %j', async (said, message) => {
     const { client } = await startScripted(answerWith(said, 404));
     expect(await failure(client.container('x', signal))).toEqual({
       failure: 'refused',
@@ -181,7 +181,7 @@ describe('a DockerError is thrown when', () => {
     [[{ Id: 'x', State: 'running', Labels: { a: 1 } }], '[0].Labels is not a map of texts'],
     [[null], '[0] is not an object'],
     [{}, 'the answer is not a list'],
-  ])('the answer is %j', async (answer, why) => {
+  ])('the response violates the API: %j', async (answer, why) => {
     const { client } = await startScripted(answerWith(answer));
     expect(await failure(client.containers(signal))).toMatchObject({
       failure: 'garbled',
@@ -336,7 +336,7 @@ describe('events', () => {
     });
   });
 
-  test('time out before the response header, but not later', async () => {
+  test('time out before the response header, but not after it', async () => {
     const clock = createFakeClock();
     let received = Promise.withResolvers<void>();
     const { engine, client } = await startScripted(() => received.resolve(), clock);
@@ -359,7 +359,7 @@ describe('events', () => {
     expect((await stream.next()).value).toMatchObject({ action: 'create' });
   });
 
-  test('end with their connection when the caller cancels', async () => {
+  test('end, and close their connection, when the caller cancels', async () => {
     const caller = new AbortController();
     const closed = Promise.withResolvers<void>();
     const { client } = await startScripted((_path, _request, response) => {

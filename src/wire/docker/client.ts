@@ -62,7 +62,7 @@ export interface DockerClient extends Disposable {
   createContainer(name: string, spec: ContainerSpec, signal: AbortSignal): Promise<string>;
   /** Succeeds if the container is already running. */
   startContainer(idOrName: string, signal: AbortSignal): Promise<void>;
-  /** Succeeds if it is not running. The engine kills it after this many seconds. */
+  /** Succeeds if the container is not running. The engine kills it after this many seconds. */
   stopContainer(idOrName: string, seconds: number, signal: AbortSignal): Promise<void>;
   /** Sends a signal such as `USR1` to the container. */
   signalContainer(idOrName: string, name: string, signal: AbortSignal): Promise<void>;

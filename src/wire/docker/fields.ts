@@ -4,7 +4,7 @@ import { garbledError } from './errors.ts';
 /** Reads the fields of an object in a reply. A missing field or a wrong type is an error that names the call and the field. */
 export interface Fields {
   text(name: string): string;
-  /** Empty where it is missing. */
+  /** Returns an empty text if the field is missing. */
   optionalText(name: string): string;
   count(name: string): number;
   flag(name: string): boolean;

@@ -40,8 +40,7 @@ const maxMessageLength = 1_000;
 
 export function createDockerHttp(socketPath: string, clock: Clock): DockerHttp {
   const target = socketTarget(socketPath);
-  // A GET can be repeated, so it may use a kept connection that the engine may be closing at that moment. Other calls get new
-  // connections.
+  // A GET can be repeated, so it may use an idle connection, which the engine may be closing. Other calls get new connections.
   const keepAliveAgent = new Agent({ keepAlive: true, maxSockets: maxSockets, maxFreeSockets: 1 });
   const singleUseAgent = new Agent({ keepAlive: false, maxSockets: maxSockets });
 

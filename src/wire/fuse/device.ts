@@ -11,7 +11,7 @@ export interface Slot {
 }
 
 export interface DeviceOptions {
-  /** The device takes it over, and closes it at the end, also if it cannot be opened. */
+  /** The device owns the descriptor and closes it at the end, also if `openDevice` fails. */
   readonly fd: number;
   /**
    * Returns the memory for the next read. Called before each read, also if the read returns nothing. Undefined: reading pauses
@@ -29,9 +29,9 @@ export interface DeviceOptions {
 export interface Device extends Disposable {
   /** Returns false if the caller of the request no longer waits. */
   write(bytes: Uint8Array): boolean;
-  /** Writes in another thread, for notifications that may wait for one of our own replies. One at a time in this process. */
+  /** Writes in another thread, for notifications that may wait for one of our own replies. Such writes run one at a time in this process. */
   writeInThread(bytes: Uint8Array): Promise<boolean>;
-  /** Continues to read, since there may be memory again. */
+  /** Continues to read after `nextSlot` returned undefined. */
   resume(): void;
   /** Stops reading. */
   pause(): void;

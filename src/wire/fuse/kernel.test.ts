@@ -15,7 +15,7 @@ import { invalidateEntry, invalidateInode, resend } from './notify.ts';
 
 const run = promisify(execFile);
 
-/** Calls that Node has no function for, on a thread: the main one has the file system to serve. */
+/** Calls a C function that Node does not offer. Runs it on a thread, since the main thread serves the file system. */
 async function callLibc(prototype: string, ...args: readonly unknown[]): Promise<number> {
   const { promise, resolve, reject } = Promise.withResolvers<number>();
   libc()
@@ -33,7 +33,7 @@ const mountMemory = async (scratch: ScratchFolder, initOptions = defaultInitOpti
 };
 
 describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
-  test('a malformed reply fails its request and no other', async () => {
+  test('a malformed reply fails its own request, and no other request', async () => {
     using scratch = createScratchFolder();
     const memory = createMemoryFileSystem();
     const readlink = (): Uint8Array => Buffer.alloc(4096, 'x');
@@ -174,7 +174,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     expect(mount.faults).toEqual([]);
   });
 
-  test('locks are passed to a file system that requested them', async () => {
+  test('the kernel passes locks to a file system that requested posixLocks and flockLocks', async () => {
     using scratch = createScratchFolder();
     const flags = [...defaultInitOptions.flags, 'posixLocks', 'flockLocks'] as const;
     const { memory, mount, path } = await mountMemory(scratch, { ...defaultInitOptions, flags });
@@ -242,7 +242,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     await fs.stat(path('file'));
     mount.device.write(invalidateEntry(1, Buffer.from('file'), { expireOnly: false }));
     await expect(fs.stat(path('file'))).rejects.toThrow('ENOENT');
-    // A name that the kernel does not know is nothing to worry about.
+    // The kernel rejects an unknown name with ENOENT, which is not an error.
     expect(mount.device.write(invalidateEntry(1, Buffer.from('unknown'), { expireOnly: false }))).toBe(false);
   });
 
@@ -286,7 +286,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     expect(mount.faults).toEqual([]);
   });
 
-  test('an unmount ends the device and is reported', async () => {
+  test('an unmount ends the device with ENODEV', async () => {
     using scratch = createScratchFolder();
     const { mount } = await mountMemory(scratch);
     await using _ = mount;

@@ -5,7 +5,7 @@ import { Errno, type ErrnoName } from './errno.ts';
 export interface Message {
   readonly buffer: Buffer;
   readonly view: DataView;
-  /** The offset of its end. */
+  /** The offset of the end of the request. */
   readonly end: number;
 }
 
@@ -39,7 +39,7 @@ export function requireBytes({ end }: Message, bytes: number): void {
 export const u32 = ({ view }: Message, at: number): number => view.getUint32(argumentsOffset + at, true);
 export const u64 = ({ view }: Message, at: number): number => readU64(view, argumentsOffset + at);
 
-/** Reads an offset in a file. No file is longer than a double can represent exactly: such offsets are refused, not rounded. */
+/** Reads an offset in a file. No file is longer than a double can represent exactly: larger offsets are refused, not rounded. */
 export function fileOffset(message: Message, at: number, length = 0, refusal: ErrnoName = 'EFBIG'): number {
   const from = u64(message, at);
   if (from + length > Number.MAX_SAFE_INTEGER) throw new Errno(refusal);

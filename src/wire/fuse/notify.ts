@@ -6,7 +6,8 @@ import { setU64 } from './message.ts';
 
 /**
  * Invalidates the cached attributes of a node; with `data`, its cached pages, too. The kernel waits for pages that are being
- * read. So a thread that answers READs must not wait for this, or neither ends. Without `data` it never waits.
+ * read. So a thread that answers READs must not write this notification: it would deadlock. Without `data` the kernel never
+ * waits.
  */
 export function invalidateInode(node: number, data?: { readonly offset: number; readonly length: number }): Buffer {
   const out = message(notifyCode.invalInode, 24);

@@ -69,7 +69,7 @@ interface DirectoryReply {
   readonly end: number;
 }
 
-/** More than the kernel ever requests. */
+/** The limit on one listing; the kernel never requests as much. */
 const maxListingBytes = 1024 * 1024;
 
 const readdir = (name: 'readdir' | 'readdirplus'): Operation => ({
@@ -159,7 +159,7 @@ const operations: readonly Operation[] = [
       u64(m, 8) > Number.MAX_SAFE_INTEGER
         ? emptyRead()
         : method(node(m), { fh: u64(m, 0), offset: u64(m, 8), size: u32(m, 16) }, q),
-    // The session sends the data from their own buffer: see session.ts.
+    // The session sends the reply from the buffer of the data: see session.ts.
     (_out, at) => at,
   ),
   define(

@@ -75,12 +75,12 @@ export interface DirectoryEntryPlus extends DirectoryEntry {
   readonly entry: Entry | undefined;
 }
 
-/** Collects entries. `add` returns false if the entry did not fit. */
+/** Collects the entries of a READDIR reply. `add` returns false if the entry did not fit. */
 export interface DirentWriter {
   add(entry: DirectoryEntryPlus): boolean;
 }
 
-/** Has only the attributes to set. */
+/** The attributes that a SETATTR sets. A missing attribute stays unchanged. */
 export interface SetAttr {
   readonly mode?: number;
   readonly uid?: number;
@@ -103,7 +103,7 @@ export interface Request {
   readonly pid: number;
   /** The index of the request's memory, which belongs to the request until it is answered. */
   readonly slot: number;
-  /** A predecessor received the request and may have answered it. In that case the kernel drops the reply of this process. */
+  /** A previous server process received the request and may have answered it. If it did, the kernel drops the reply of this process. */
   readonly resent: boolean;
   /** Aborted when the waiting process is interrupted. Created on first access. */
   readonly signal: AbortSignal;
@@ -160,7 +160,7 @@ export interface Operations {
     range: { readonly fh: number; readonly offset: number; readonly size: number },
     request: Request,
   ): MaybePromise<ReadReply>;
-  /** Returns the number of bytes written. `openFlags`: O_SYNC and the like. */
+  /** Returns the number of bytes written. `openFlags`: the flags of the open file, such as O_SYNC. */
   write(
     node: number,
     options: { readonly fh: number; readonly offset: number; readonly flags: number; readonly openFlags: number },
@@ -168,7 +168,7 @@ export interface Operations {
     request: Request,
   ): MaybePromise<number>;
   flush(node: number, fh: number, request: Request): MaybePromise<void>;
-  /** The last descriptor of an open file was closed. `unlock`: the owner whose flock ends. */
+  /** The last descriptor of an open file was closed. `unlock`: the owner whose flock is released. */
   release(
     node: number,
     options: { readonly fh: number; readonly unlock: bigint | undefined },

@@ -25,7 +25,7 @@ function message(code: number, args: Uint8Array, unique = 5): Message {
   return { buffer, view: new DataView(buffer.buffer, buffer.byteOffset, buffer.length), end: buffer.length };
 }
 
-/** What became of each request, in order: the error that was answered, or that nothing was said. */
+/** Records the outcome of each request, in order: the error code of its reply, or `finished` if it has no reply. */
 function createTestSession(operations: Partial<Operations>) {
   const outcomes: (number | 'finished')[] = [];
   const faults: unknown[] = [];
@@ -44,12 +44,12 @@ function createTestSession(operations: Partial<Operations>) {
 describe('a session', () => {
   test('answers a truncated request with an error without executing it', () => {
     const { session, outcomes } = createTestSession({
-      write: () => expect.fail('must not be asked'),
-      mkdir: () => expect.fail('must not be asked'),
+      write: () => expect.fail('must not be called'),
+      mkdir: () => expect.fail('must not be called'),
     });
     session.handle(0, message(opcode.write, Buffer.alloc(39)));
     session.handle(0, message(opcode.mkdir, Buffer.from('12345678no NUL at the end')));
-    // More data than there is.
+    // A WRITE whose size is larger than its data.
     const long = Buffer.alloc(44);
     long.writeUInt32LE(1000, 16);
     session.handle(0, message(opcode.write, long));
@@ -83,7 +83,7 @@ describe('a session', () => {
     expect(faults.map(String).toSorted()).toEqual(['RangeError: another', 'TypeError: a fault of ours']);
   });
 
-  test('aborts the signal of an interrupted request, also if the operation reads it later', async () => {
+  test('aborts the signal of an interrupted request, also if the operation reads the signal after the interrupt', async () => {
     const { promise, resolve } = Promise.withResolvers<void>();
     const { session, outcomes } = createTestSession({
       statfs: async (_node, { signal }) => {
@@ -112,7 +112,7 @@ describe('a session', () => {
     expect(outcomes).toEqual(['finished', 'finished', 'finished', errno.EINTR, errno.EINTR]);
   });
 
-  test('reports each interrupt once to the store, which can pass it on for an inherited request', async () => {
+  test('reports each interrupt to the store once, and takes over the interrupt of an inherited request', async () => {
     const interrupted: number[] = [];
     const outcomes: number[] = [];
     const session = createSession({
@@ -178,7 +178,7 @@ describe('a session', () => {
       const { EFBIG, ENXIO, EOVERFLOW } = errno;
       expect(outcomes.splice(0)).toEqual([EFBIG, EFBIG, EFBIG, EFBIG, ENXIO, EOVERFLOW, EFBIG, 0]);
     }
-    // It would end beyond.
+    // The last byte of this WRITE would be beyond the limit.
     const long = Buffer.alloc(41);
     long.writeBigUInt64LE(maxOffset, 8);
     long.writeUInt32LE(1, 16);
@@ -201,7 +201,7 @@ describe('a session', () => {
     expect(outcomes).toEqual([errno.EPROTO]);
   });
 
-  test('handles each request exactly once and throws nothing, whatever its bytes are', async () => {
+  test('handles each request of any bytes exactly once, and throws nothing', async () => {
     const codes = fc.oneof(fc.constantFrom(...Object.values(opcode)), fc.nat(5000));
     await fc.assert(
       fc.asyncProperty(codes, fc.uint8Array({ maxLength: 300 }), async (code, args) => {

@@ -30,16 +30,16 @@ export interface SessionOptions {
   readonly onFault?: (operation: string, cause: unknown) => void;
 }
 
-/** A request that a predecessor received and may have answered. */
+/** A request that a previous server process received and may have answered. */
 export interface InheritedRequest {
-  /** The kernel has sent the predecessor an INTERRUPT for it. */
+  /** The kernel has sent the previous process an INTERRUPT for this request. */
   readonly isInterrupted: boolean;
 }
 
 export interface Session {
   /** Executes the request in that slot. Never throws. */
   handle(slot: number, message: Message, inherited?: InheritedRequest): void;
-  /** Executes the request when the returned function is called. It counts as pending from now on, so it can be interrupted. */
+  /** Executes the request when the returned function is called. The request counts as pending from now on, so it can be interrupted. */
   defer(slot: number, message: Message, inherited: InheritedRequest): () => void;
   /**
    * Replies with an error (EIO, or the code of an `Errno`) without executing the request, if it is of a kind that has a reply.
@@ -54,7 +54,7 @@ export interface Session {
 const interruptedController = new AbortController();
 interruptedController.abort(new Errno('EINTR'));
 
-/** All sessions encode their replies here, one at a time. Longer ones (directories, data) have memory of their own. */
+/** All sessions encode their replies here, one at a time. Longer replies (directories, data) have their own memory. */
 const scratch = createReplyBuffer(64 * 1024);
 
 /** Writes the reply header with the request's unique number, including the resent bit. */
@@ -120,7 +120,7 @@ function createBuiltIn(
       operations.forget?.(node, lookups);
     },
     [opcode.batchForget]: batchForget,
-    // The kernel sends INTERRUPT only for requests that it sent before. An unknown one has been answered meanwhile.
+    // The kernel sends INTERRUPT only for requests that it sent before. If the request is not pending, the session has answered it meanwhile.
     [opcode.interrupt]: (slot, message) => {
       requireBytes(message, 8);
       const waiting = pending.get(requestKey(message.view, 40));
@@ -128,7 +128,7 @@ function createBuiltIn(
       if (waiting !== undefined) store.interrupted?.(waiting.slot);
       store.finished(slot);
     },
-    // The kernel sends DESTROY for block devices only. An unmount is noticed by the end of the device.
+    // The kernel sends DESTROY for block devices only. After an unmount, reading the device fails with ENODEV.
     [opcode.destroy]: (slot, message) => {
       store.reply(slot, writeHeader(scratch, message, outHeaderSize, 0));
     },
@@ -231,7 +231,7 @@ const isImplemented = (operations: Partial<Operations>, { name }: Operation): bo
   return operations[called as keyof Operations] !== undefined;
 };
 
-/** A resent request has the same key. */
+/** The request's unique number without the resent bit, so a resent request has the same key. */
 const requestKey = (view: DataView, at: number): number =>
   (view.getUint32(at + 4, true) & ~resentBit) * 0x1_0000_0000 + view.getUint32(at, true);
 

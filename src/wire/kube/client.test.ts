@@ -36,7 +36,7 @@ async function failure(work: Promise<unknown>): Promise<KubeError> {
   return thrown;
 }
 
-/** Whatever is said to it is answered by these bytes, or by nothing; then the connection stays. */
+/** A server that calls `onData` for all received data, and otherwise does not answer. */
 async function rawServer(onData: (socket: Socket) => void): Promise<AsyncDisposable & { readonly server: URL }> {
   const sockets = new Set<Socket>();
   const server = createServer((socket) => {
@@ -88,7 +88,7 @@ describe('a request', () => {
     expect(api.requests.at(-1)).toBe('POST /api/v1/namespaces/a/serviceaccounts/me/token');
   });
 
-  test('cannot have a name that changes the path', async () => {
+  test('escapes a name that would change the path', async () => {
     api.intercept = (_request, response) => response.end('{}') && true;
     await client.get(nodes, { name: 'a/../../secrets?x' }, signal);
     expect(api.requests).toEqual(['GET /api/v1/nodes/a%2F..%2F..%2Fsecrets%3Fx']);
@@ -122,7 +122,7 @@ describe('a request', () => {
     expect(api.requests.at(-1)).toBe('PATCH /api/v1/nodes/n?fieldManager=me&force=true');
   });
 
-  test('shares connections with others', async () => {
+  test('reuses the connection of the previous request', async () => {
     const ports = new Set<number | undefined>();
     api.intercept = (request) => {
       ports.add(request.socket.remotePort);
@@ -145,7 +145,7 @@ describe('a request', () => {
 });
 
 describe('lists', () => {
-  test('come in pages of one snapshot', async () => {
+  test('have pages of one snapshot', async () => {
     for (let i = 0; i < 7; i++) api.put('/api/v1/persistentvolumes', { metadata: { name: `pv-${i}` } });
     const pages: string[][] = [];
     const versions = new Set<string>();
@@ -179,7 +179,7 @@ describe('lists', () => {
     });
   });
 
-  test('whose items are null are empty', async () => {
+  test('are empty if their items are null', async () => {
     api.intercept = (_request, response) => {
       response.end('{"metadata":{"resourceVersion":"7"},"items":null}');
       return true;
@@ -210,7 +210,7 @@ describe('a KubeError is thrown when', () => {
   test.each([
     ['in a header', { headers: { 'retry-after': '7' } }],
     ['in the body', { details: { retryAfterSeconds: 7 } }],
-  ])('it is busy, and says how long %s', async (_where, more) => {
+  ])('the API server is busy, and tells when to retry %s', async (_where, more) => {
     api.intercept = (_request, response) => {
       api.refuse(response, 429, 'TooManyRequests', more);
       return true;
@@ -290,7 +290,7 @@ describe('a KubeError is thrown when', () => {
     await arrived.promise;
     const second = new AbortController();
     const waiting = failure(limitedClient.get(nodes, { name: 'waits' }, second.signal));
-    // By then it is in the queue.
+    // After this turn of the event loop, the request waits for the connection.
     await nextTurn();
     second.abort();
     expect(await waiting).toMatchObject({ failure: 'canceled' });

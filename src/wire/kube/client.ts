@@ -25,7 +25,7 @@ export interface Page<T> {
 }
 
 export interface DeleteOptions {
-  /** Delete only the object with this uid, not another one of the same name. */
+  /** Delete only the object with this uid, not a newer object of the same name. */
   readonly uid?: string | undefined;
   readonly resourceVersion?: string | undefined;
   readonly graceSeconds?: number;
@@ -59,7 +59,7 @@ export interface KubeClient extends Disposable {
     query: ListQuery,
     signal: AbortSignal,
   ): AsyncGenerator<Page<T>, void, undefined>;
-  /** A name in `at` is only for subresources: objects have their own. */
+  /** A name in `at` is only for subresources: an object has its name in its metadata. */
   create<T extends KubeObject>(resource: Resource<T>, object: T, signal: AbortSignal, at?: ObjectPath): Promise<T>;
   /** Replaces the object. If it has a resourceVersion, the API server refuses to replace a newer version. */
   update<T extends KubeObject>(

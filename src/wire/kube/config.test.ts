@@ -30,7 +30,7 @@ async function failure(work: Promise<unknown>): Promise<KubeError> {
   return thrown;
 }
 
-describe('in a pod', () => {
+describe('access from within a pod', () => {
   const env = { KUBERNETES_SERVICE_HOST: '10.96.0.1', KUBERNETES_SERVICE_PORT: '443' };
   beforeEach(() => {
     writeFile('namespace', 'stowage\n');
@@ -38,19 +38,19 @@ describe('in a pod', () => {
     writeFile('ca.crt', 'authority');
   });
 
-  test("the service account's files are used", async () => {
+  test("uses the service account's files", async () => {
     const access = await inCluster({ env, clock, folder });
     expect(access.server.href).toBe('https://10.96.0.1/');
     expect(access.namespace).toBe('stowage');
     expect(await access.identity(signal)).toEqual({ authorization: 'Bearer first', tls: { ca: 'authority' } });
   });
 
-  test('an IPv6 address is bracketed', async () => {
+  test('puts an IPv6 address in brackets', async () => {
     const access = await inCluster({ env: { ...env, KUBERNETES_SERVICE_HOST: 'fd00::1' }, clock, folder });
     expect(access.server.host).toBe('[fd00::1]');
   });
 
-  test('a changed token is picked up soon; an unchanged one keeps its identity object', async () => {
+  test('picks up a changed token soon, and returns the same identity object while the token does not change', async () => {
     const access = await inCluster({ env, clock, folder });
     const first = await access.identity(signal);
     clock.advance(10_000);
@@ -60,7 +60,7 @@ describe('in a pod', () => {
     expect(await access.identity(signal)).toMatchObject({ authorization: 'Bearer second' });
   });
 
-  test('a rejected token is read again at once', async () => {
+  test('reads a rejected token again at once', async () => {
     const access = await inCluster({ env, clock, folder });
     const first = await access.identity(signal);
     expect(await access.identity(signal, first)).toBe(first);
@@ -68,7 +68,7 @@ describe('in a pod', () => {
     expect(await access.identity(signal, first)).toMatchObject({ authorization: 'Bearer second' });
   });
 
-  test('the last token stays valid while its file is being replaced', async () => {
+  test('keeps the last token while its file is being replaced', async () => {
     const access = await inCluster({ env, clock, folder });
     const first = await access.identity(signal);
     rmSync(join(folder, 'token'));
@@ -76,7 +76,7 @@ describe('in a pod', () => {
     expect(await access.identity(signal)).toBe(first);
   });
 
-  test('running outside of a pod is an error', async () => {
+  test('is an error outside of a pod', async () => {
     expect(await failure(inCluster({ env: {}, clock, folder }))).toMatchObject({
       failure: 'misconfigured',
       message: 'this is not a pod of Kubernetes: KUBERNETES_SERVICE_HOST and _PORT are not set',
@@ -105,14 +105,14 @@ function kubeconfig(user: object, cluster: object = { server: 'https://api.examp
 const openKubeconfig = (config: unknown, context?: string): Promise<KubeAccess> =>
   fromKubeconfig({ config, folder, clock, env: { PATH: process.env['PATH'] }, context });
 
-describe('by a kubeconfig', () => {
-  test('a token', async () => {
+describe('access by a kubeconfig', () => {
+  test('supports a token', async () => {
     const access = await openKubeconfig(kubeconfig({ token: 't' }, undefined, { namespace: 'mine' }));
     expect([access.server.host, access.namespace]).toEqual(['api.example:6443', 'mine']);
     expect(await access.identity(signal)).toEqual({ authorization: 'Bearer t', tls: {} });
   });
 
-  test('certificates, in the file and beside it', async () => {
+  test('supports certificates in the kubeconfig and in other files', async () => {
     writeFile('ca.crt', 'authority');
     const inlineCertificate = { 'client-certificate-data': base64('cert'), 'client-key-data': base64('key') };
     const server = { server: 'https://a', 'tls-server-name': 'kubernetes', 'certificate-authority': 'ca.crt' };
@@ -121,7 +121,7 @@ describe('by a kubeconfig', () => {
     });
   });
 
-  test('a file with a token, which is before a token, and a password', async () => {
+  test('supports a token file, which takes precedence over a token, and a password', async () => {
     writeFile('t', 'from-file\n');
     const both = await openKubeconfig(kubeconfig({ token: 't', tokenFile: 't' }));
     expect(await both.identity(signal)).toMatchObject({ authorization: 'Bearer from-file' });
@@ -129,12 +129,12 @@ describe('by a kubeconfig', () => {
     expect(await basic.identity(signal)).toMatchObject({ authorization: `Basic ${base64('a:b')}` });
   });
 
-  test('insecure-skip-tls-verify turns off verification', async () => {
+  test('turns off verification with insecure-skip-tls-verify', async () => {
     const access = await openKubeconfig(kubeconfig({}, { server: 'https://a', 'insecure-skip-tls-verify': true }));
     expect(await access.identity(signal)).toEqual({ tls: { rejectUnauthorized: false } });
   });
 
-  test('another context', async () => {
+  test('supports a context other than the current one', async () => {
     const access = await openKubeconfig(kubeconfig({}), 'elsewhere');
     expect([access.server.host, access.namespace]).toEqual(['other', 'far']);
   });
@@ -146,7 +146,7 @@ describe('by a kubeconfig', () => {
     ['a user that is missing', kubeconfig({}, undefined, { user: 'x' }), 'the kubeconfig has no user “x”'],
     ['a server that is missing', kubeconfig({}, {}), 'the cluster “c” of the kubeconfig names no server'],
     [
-      'a server that is none',
+      'a server that is not an https URL',
       kubeconfig({}, { server: 'ftp://secret@a' }),
       'the kubeconfig names a server that is not an https:// address',
     ],
@@ -156,17 +156,17 @@ describe('by a kubeconfig', () => {
       'the cluster “c” of the kubeconfig has a proxy-url, and proxies are not supported: name a server that is reached directly',
     ],
     [
-      'trust and no trust',
+      'a certificate authority and no verification',
       kubeconfig({}, { server: 'https://a', 'certificate-authority': 'x', 'insecure-skip-tls-verify': true }),
       'the cluster “c” of the kubeconfig has both a certificate authority and insecure-skip-tls-verify: remove one of them',
     ],
-    ['another user', kubeconfig({ as: 'root' }), 'the user “u” of the kubeconfig has “as”, which is not supported'],
-    ['a token that is none', kubeconfig({ token: 7 }), '“token” in the user “u” of the kubeconfig is not a text'],
-  ])('is refused with %s', async (_what, config, message) => {
+    ['impersonation', kubeconfig({ as: 'root' }), 'the user “u” of the kubeconfig has “as”, which is not supported'],
+    ['a token that is not a text', kubeconfig({ token: 7 }), '“token” in the user “u” of the kubeconfig is not a text'],
+  ])('is an error with %s', async (_what, config, message) => {
     expect(await failure(openKubeconfig(config))).toMatchObject({ failure: 'misconfigured', message });
   });
 
-  test('a missing file is an error', async () => {
+  test('is an error if a file is missing', async () => {
     const access = await openKubeconfig(kubeconfig({ tokenFile: 'nowhere' }));
     expect((await failure(access.identity(signal))).message).toBe(`${join(folder, 'nowhere')} cannot be read`);
   });
@@ -174,7 +174,7 @@ describe('by a kubeconfig', () => {
 
 describe('a credential plugin', () => {
   const apiVersion = 'client.authentication.k8s.io/v1';
-  /** Counts its runs, and prints what it is given. */
+  /** Creates a plugin that counts its runs and prints `answer`. */
   function plugin(answer: string, more: object = {}, script = ''): object {
     const path = join(folder, 'plugin.sh');
     writeFileSync(join(folder, 'answer'), answer);
@@ -230,21 +230,33 @@ describe('a credential plugin', () => {
   });
 
   test.each([
-    ['no JSON', 'secret-word', 'did not answer with an ExecCredential of client.authentication.k8s.io/v1'],
-    ['nothing of use', credential({ x: 'secret-word' }), 'answered with neither a token nor a certificate'],
-    ['half', credential({ clientKeyData: 'secret-word' }), 'answered with only one of certificate and key'],
     [
-      'no time',
+      'text that is not JSON',
+      'secret-word',
+      'did not answer with an ExecCredential of client.authentication.k8s.io/v1',
+    ],
+    [
+      'neither token nor certificate',
+      credential({ x: 'secret-word' }),
+      'answered with neither a token nor a certificate',
+    ],
+    [
+      'a key without a certificate',
+      credential({ clientKeyData: 'secret-word' }),
+      'answered with only one of certificate and key',
+    ],
+    [
+      'an invalid expiry time',
       credential({ token: 'secret-word', expirationTimestamp: 'soon' }),
       'answered with an expirationTimestamp that is no time',
     ],
-  ])('that answers with %s is an error that does not repeat it', async (_what, answer, message) => {
+  ])('that returns %s causes an error that does not contain its output', async (_what, answer, message) => {
     const error = await failure((await openKubeconfig(plugin(answer))).identity(signal));
     expect(error.message).toBe(`the credential plugin ${join(folder, 'plugin.sh')} ${message}`);
     expect(inspect(error, { depth: null, showHidden: true })).not.toContain('secret-word');
   });
 
-  test('that fails is an error without its arguments and output', async () => {
+  test('that fails causes an error without its arguments and output', async () => {
     const config = plugin('', { args: ['secret-word'] }, 'echo secret-word; echo secret-word >&2; exit 3');
     const error = await failure((await openKubeconfig(config)).identity(signal));
     const name = join(folder, 'plugin.sh');
@@ -252,7 +264,7 @@ describe('a credential plugin', () => {
     expect(inspect(error, { depth: null, showHidden: true })).not.toContain('secret-word');
   });
 
-  test('that is not installed', async () => {
+  test('that is not installed causes an error with its install hint', async () => {
     const exec = { apiVersion, command: 'no-such-plugin', installHint: 'Get it from example.com.' };
     const error = await failure((await openKubeconfig(kubeconfig({ exec }))).identity(signal));
     expect(error.message).toBe('the credential plugin no-such-plugin is not installed. Get it from example.com.');
@@ -271,7 +283,7 @@ describe('a credential plugin', () => {
     await expect.poll(() => existsSync(`/proc/${pid}`)).toBe(false);
   });
 
-  test('is not waited for if its child keeps stdout open', async () => {
+  test('whose child keeps stdout open is not waited for', async () => {
     const countPipes = () => process.getActiveResourcesInfo().filter((name) => name === 'PipeWrap').length;
     const pipesBefore = countPipes();
     const script = `sleep 600 & echo $! > ${folder}/pid.new; mv ${folder}/pid.new ${folder}/pid; wait`;

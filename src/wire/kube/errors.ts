@@ -53,13 +53,13 @@ export const configError = (why: string, cause?: unknown): KubeError =>
 /** The API server's reason, if the error came from the API server. */
 export const reasonOf = (thrown: unknown): string => (thrown instanceof KubeError ? thrown.reason : '');
 
-/** The resourceVersion is too old, or not there yet, for a watch: a new list is needed. */
+/** Whether a new list is needed, because the resourceVersion is too old for a watch, or newer than the API server's data. */
 export const mustRelist = (thrown: unknown): boolean =>
   thrown instanceof KubeError &&
   (thrown.status === 410 ||
     thrown.reason === 'Expired' ||
     thrown.reason === 'Gone' ||
-    // The API server's data are older than what it sent before: etcd was restored from a backup.
+    // The API server's data are older than the data that it sent before: etcd was restored from a backup.
     thrown.causes.includes('ResourceVersionTooLarge'));
 
 /** Whether the same call may succeed later without any change. */

@@ -6,7 +6,7 @@ import { configError, KubeError } from './errors.ts';
 import type { ExecEntry } from './kubeconfig.ts';
 import type { ReloadableText } from './reloaded-file.ts';
 
-/** A credential plugin, as cloud providers use it. */
+/** A credential plugin of a kubeconfig, such as those of cloud providers. */
 export interface CredentialPlugin extends ExecEntry {
   readonly environment: Readonly<Record<string, string | undefined>>;
   readonly server: string;
@@ -27,12 +27,12 @@ interface IssuedCredential {
 
 const pluginTimeoutMs = 60_000;
 const maxOutputBytes = 1 << 20;
-/** Renew it this long before, so that it does not expire in flight. */
+/** How long before its expiry a credential is renewed, so that it does not expire while a call is in flight. */
 const renewBeforeExpiryMs = 10_000;
 
 /**
- * Runs the plugin if there is no credential, or if it has expired or was rejected. Concurrent callers wait for the same run. Its
- * output is a credential, so it is never logged or put into errors, and neither are its arguments and environment.
+ * Runs the plugin if there is no credential, or if it has expired or was rejected. Concurrent callers wait for the same run. The
+ * output is a credential, so it never appears in logs or errors, nor do the plugin's arguments and environment.
  */
 export function createExecCredential(
   plugin: CredentialPlugin,
@@ -88,9 +88,9 @@ async function pluginOutput(plugin: CredentialPlugin, signal: AbortSignal): Prom
     if (status !== 0) throw pluginFailed(plugin, status === null ? '' : ` with status ${status}`);
     return text;
   } catch (thrown) {
-    // SIGKILL, since this process does not wait for a plugin that ignores signals.
+    // Use SIGKILL, since a plugin may ignore other signals and nothing waits for its end.
     child.kill('SIGKILL');
-    // Processes that it started may still have it open.
+    // Child processes of the plugin may still have the pipe open.
     child.stdout.destroy();
     throw failureOf(thrown, plugin, signal);
   }
@@ -117,7 +117,7 @@ async function clusterInfo({ server, ca }: CredentialPlugin): Promise<object> {
   return { server, ...data };
 }
 
-/** Drops what was thrown, since that contains the arguments. */
+/** Does not keep the original error as the cause, since it contains the plugin's arguments. */
 function failureOf(thrown: unknown, plugin: CredentialPlugin, signal: AbortSignal): KubeError {
   const what = `the credential plugin ${plugin.command}`;
   if (signal.aborted) {

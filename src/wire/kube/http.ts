@@ -57,7 +57,7 @@ interface ResponseHead {
   readonly identity: Identity;
 }
 
-/** The name of a call in messages. Without the query, which may contain text of other users. */
+/** The name of a call in messages: without the query, which may contain text of other users. */
 export const callOf = ({ method, path }: Pick<ApiRequest, 'method' | 'path'>): string => `${method} ${path}`;
 
 export function createKubeHttp(options: KubeHttpOptions): KubeHttp {
@@ -87,7 +87,7 @@ export function createKubeHttp(options: KubeHttpOptions): KubeHttp {
     };
   }
 
-  /** A call that got 401 has done nothing, so it can be repeated with a newer credential if there is one. */
+  /** After 401 the API server has changed nothing, so the call is repeated once if there is a newer credential. */
   async function sendWithRenewal(
     request: ApiRequest,
     agent: ConnectionAgent,

@@ -5,7 +5,7 @@ const maxMessageLength = 1_000;
 
 /**
  * Turns an error response into a KubeError. The API server sends a Status object; a proxy in front of it may send anything. The
- * message is reduced to one short line, and the client's own credential is removed from it, in case the response repeats it.
+ * message is reduced to one short line, and the client's own credential is removed from it, in case the response contains it.
  */
 export function statusError(call: string, answer: ErrorResponse, secret = ''): KubeError {
   const statusObject = asJsonObject(jsonIn(answer.body));

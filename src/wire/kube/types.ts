@@ -1,4 +1,4 @@
-/** The Kubernetes objects and fields that are used. Responses contain more fields. */
+/** The Kubernetes objects and fields that Stowage uses. Responses contain more fields. */
 
 type StringMap = Readonly<Record<string, string>>;
 
@@ -99,7 +99,7 @@ export interface PersistentVolume extends KubeObject {
 
 /** The data source of a claim. */
 interface SourceReference extends ObjectReference {
-  /** Left out: the core group. */
+  /** Undefined: the core group. */
   readonly apiGroup?: string;
 }
 

@@ -24,7 +24,7 @@ afterEach(async () => {
   await api[Symbol.asyncDispose]();
 });
 
-/** What was seen, in words; it ends by `ended`, or by what was thrown. */
+/** Collects the events of a watch as texts. `end` resolves with the reason why the watch ended, or with its error. */
 function watchNodes(resourceVersion: string): { readonly events: string[]; readonly end: Promise<unknown> } {
   const events: string[] = [];
   const describeEvent = (change: WatchEvent<Node>): string =>
@@ -75,11 +75,11 @@ test('resumes from a bookmark', async () => {
   expect(requestedVersion(watchRequests()[1]?.slice(4))).toBe(String(Number(resourceVersion) - 1));
 });
 
-describe('a line that is cut in the middle', () => {
+describe('a truncated line', () => {
   test.each([
-    ['by a connection that breaks', false],
-    ['by a connection that ends', true],
-  ])('%s arrives whole over the next one', async (_how, isClean) => {
+    ['of a connection that breaks', false],
+    ['of a connection that ends', true],
+  ])('%s is received completely on the next connection', async (_how, isClean) => {
     const version = currentVersion();
     let isFirst = true;
     api.intercept = (request, response) => {
@@ -87,7 +87,7 @@ describe('a line that is cut in the middle', () => {
       isFirst = false;
       const object = { metadata: { name: 'a', resourceVersion: '900' } };
       const line = JSON.stringify({ type: 'ADDED', object });
-      // No length, no chunks: the end of the connection is the end of the answer.
+      // Without a length and without chunks, the end of the connection is the end of the response.
       const head = `HTTP/1.1 200 OK\r\n${isClean ? '' : 'content-length: 9999\r\n'}connection: close\r\n\r\n`;
       response.socket?.end(`${head}${line}\n${line.slice(0, 30)}`);
       return true;
@@ -103,7 +103,7 @@ describe('a line that is cut in the middle', () => {
 test.each([
   ['in the stream', () => api.compact()],
   [
-    'as an answer',
+    'as the status of the response',
     () => {
       api.intercept = (_request, response) => {
         api.refuse(response, 410, 'Gone');
@@ -112,7 +112,7 @@ test.each([
     },
   ],
   [
-    'because the API server has forgotten more than we',
+    'because the API server has older data than the client',
     () => {
       api.intercept = (_request, response) => {
         api.refuse(response, 504, 'Timeout', { details: { causes: [{ reason: 'ResourceVersionTooLarge' }] } });
@@ -120,7 +120,7 @@ test.each([
       };
     },
   ],
-])('ends when a new list is needed, said %s', async (_how, prepare) => {
+])('ends when a new list is needed, reported %s', async (_how, prepare) => {
   const version = currentVersion();
   prepare();
   expect(await watchNodes(version).end).toBe('a new list is needed');
@@ -163,7 +163,7 @@ test('reconnects soon after a long healthy watch, despite earlier failures', asy
   const { events } = watchNodes(currentVersion());
   for (let i = 1; i <= 4; i++) {
     await expect.poll(() => api.watches).toBe(1);
-    // The client knows by then that it is open.
+    // Once the client has received the bookmark, it knows that the watch is open.
     api.bookmark();
     await expect.poll(() => events.length).toBe(i);
     clock.advance(31_000);
@@ -182,7 +182,7 @@ test('backs off from a watch that keeps ending at once', async () => {
   };
   watchNodes(version);
   await expect.poll(() => clock.slept).toEqual([400]);
-  // The first one may have been an accident.
+  // The client retries once without a pause, since the first end may have been an accident.
   expect(watchRequests().length).toBe(2);
   await clock.passWhenAsleep(400);
   await expect.poll(() => clock.slept).toEqual([400, 800]);
@@ -235,7 +235,7 @@ test.each([
   ['{"type":"ADDED","object":{}}', 'a line is not a change of an object'],
   ['{"type":"X","object":{"metadata":{"resourceVersion":"1"}}}', 'a line is a change of an unknown kind'],
   ['{"type"', 'the answer is not JSON'],
-])('a line that is no change is an error: %s', async (line, why) => {
+])('fails on a line that is not a change: %s', async (line, why) => {
   const version = currentVersion();
   api.intercept = (_request, response) => response.end(`${line}\n`) && true;
   expect(await watchNodes(version).end).toMatchObject({ failure: 'garbled', message: `WATCH /api/v1/nodes: ${why}` });
@@ -250,7 +250,7 @@ test('throws errors that waiting does not fix', async () => {
   expect(await watchNodes(version).end).toMatchObject({ failure: 'refused', status: 403 });
 });
 
-test.each(['while it is open', 'while it waits'])('ends with its signal, %s', async (when) => {
+test.each(['while it is open', 'while it waits'])('ends when its signal is aborted, %s', async (when) => {
   const { end } = watchNodes(currentVersion());
   await expect.poll(() => api.watches).toBe(1);
   if (when === 'while it waits') {

@@ -17,7 +17,7 @@ export interface WatchQuery {
 
 export type WatchEvent<T> =
   | { readonly kind: 'added' | 'modified' | 'deleted'; readonly object: T; readonly resourceVersion: string }
-  /** No change: everything up to this version was sent. */
+  /** A bookmark is not a change: the API server has sent all changes up to this version. */
   | { readonly kind: 'bookmark'; readonly resourceVersion: string };
 
 interface WatchContext {
@@ -28,8 +28,8 @@ interface WatchContext {
 
 const headerTimeoutMs = 30_000;
 /**
- * Bookmarks arrive every minute. A connection that is silent for longer may be dead at the other end; a new one costs next to
- * nothing.
+ * Bookmarks arrive every minute. A connection that is silent for longer may be dead at the other end, and a new one is
+ * cheap.
  */
 const maxSilenceMs = 90_000;
 /** The API server ends a watch after this time, with jitter so that not all end together. */
@@ -136,7 +136,7 @@ interface IdleTimer extends Disposable {
   reset(): void;
 }
 
-/** Aborts the controller with the signal, and when nothing was received for long. */
+/** Aborts the controller when the signal is aborted, or when nothing was received for `maxSilenceMs`. */
 function startIdleTimer(clock: Clock, controller: AbortController, signal: AbortSignal): IdleTimer {
   let lastChunkAt = clock.elapsed();
   const checkSilence = (): void => {
@@ -166,7 +166,7 @@ const eventKinds: Readonly<Record<string, 'added' | 'modified' | 'deleted'>> = {
 
 function parseEvent<T extends KubeObject>(event: unknown, call: string): WatchEvent<T> {
   const { type, object } = (event ?? {}) as { readonly type?: string; readonly object?: T };
-  // An error after the response header was sent.
+  // The API server reports errors in the stream once it has sent the response header.
   if (type === 'ERROR') throw statusError(call, { status: 0, body: JSON.stringify(object ?? {}) });
   const resourceVersion = object?.metadata?.resourceVersion;
   if (object === undefined || type === undefined || resourceVersion === undefined)

@@ -43,7 +43,7 @@ describe('a watched object', () => {
     expect(values).toEqual([undefined]);
   });
 
-  test('is updated by the watch, and no other object is', async () => {
+  test('is updated by the watch, without requests for other objects', async () => {
     put('mine', '1');
     put('other', 'x');
     run();

@@ -1,7 +1,7 @@
 import { expect, test, vi } from 'vitest';
 import { createAbortListeners } from './abort-listeners.ts';
 
-test('calls with the same signal share a listener, which is removed when they are done', () => {
+test('calls with the same signal share a listener, which is removed when all of them have ended', () => {
   const aborted: AbortSignal[] = [];
   const listeners = createAbortListeners((signal) => aborted.push(signal));
   const { signal } = new AbortController();

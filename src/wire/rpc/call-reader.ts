@@ -18,7 +18,7 @@ export interface ReceivedCall {
 
 /**
  * Reads the call headers of one connection. Nearly all calls carry the same credential. So the reader compares the bytes with
- * those of the previous call, which is far cheaper than parsing them, and returns the same caller object.
+ * the credential of the previous call, which is far cheaper than parsing, and returns the same caller object.
  */
 export function createCallReader(connection: Omit<Caller, 'identity'>): (reader: XdrReader) => ReceivedCall {
   const call: ReceivedCall = {

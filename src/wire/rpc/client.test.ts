@@ -6,7 +6,7 @@ import { systemClock } from '#base/clock.ts';
 import { createRpcClient, type RpcClient, type RpcClientOptions } from './client.ts';
 import type { Procedure } from './procedure.ts';
 
-/** Gives back what it is given. */
+/** Returns its argument. */
 const echo: Procedure<number, number> = {
   program: 200_000,
   version: 1,
@@ -26,13 +26,13 @@ interface ReceivedCall {
   answer(value?: number): void;
 }
 
-/** A server whose every byte the test decides on. */
+/** A server whose replies the test writes. */
 interface ScriptedServer {
   readonly server: Server;
   port: number;
   readonly calls: ReceivedCall[];
   readonly sockets: Socket[];
-  /** Called for every call; by default it is answered. */
+  /** Called for every call. By default it answers the call. */
   onCall: (call: ReceivedCall) => void;
 }
 
@@ -89,8 +89,8 @@ beforeEach(async () => {
   server = await startScriptedServer();
 });
 
-describe('calls', () => {
-  test('many concurrent calls over several connections may be answered in any order', async () => {
+describe('a client', () => {
+  test('accepts the replies to many concurrent calls over several connections in any order', async () => {
     const heldCalls: ReceivedCall[] = [];
     server.onCall = (call) => {
       heldCalls.push(call);
@@ -103,7 +103,7 @@ describe('calls', () => {
     expect(rpc.pending).toBe(0);
   });
 
-  test('calls beyond the in-flight limit wait in a queue', async () => {
+  test('queues calls beyond the in-flight limit', async () => {
     const rpc = connectClient({ ports: [server.port], maxInFlight: 3 });
     const heldCalls: ReceivedCall[] = [];
     server.onCall = (call) => void heldCalls.push(call);
@@ -117,7 +117,7 @@ describe('calls', () => {
     expect(await all).toHaveLength(10);
   });
 
-  test('an error reply of the server rejects the call with its reason', async () => {
+  test('rejects a call with the reason of an error reply', async () => {
     const rpc = connectClient({ ports: [server.port] });
     const replies: [readonly number[], object][] = [
       [[1, 0, 0, 0, 1], { failure: 'unsupported', message: 'ECHO: the server does not have this program' }],
@@ -187,8 +187,8 @@ describe('a server that does not answer', () => {
   });
 });
 
-describe("data that go into the caller's own buffer", () => {
-  /** Asks for as many bytes as fit, which come behind their length. */
+describe("data for the caller's own buffer", () => {
+  /** Requests as many bytes as the buffer holds; the reply has their length and the bytes. */
   const fill: Procedure<Buffer, number> = {
     program: 200_000,
     version: 1,
@@ -206,14 +206,14 @@ describe("data that go into the caller's own buffer", () => {
   };
   const size = 100_000;
 
-  /** The reply to a FILL, all of it sevens. */
+  /** The reply to a FILL, with the byte 7 repeated. */
   const reply = (xid: number): Buffer => {
     const head = record(xid, 1, 0, 0, 0, 0, size);
     head.writeUInt32BE((0x8000_0000 | (head.length - 4 + size)) >>> 0);
     return Buffer.concat([head, Buffer.alloc(size, 7)]);
   };
 
-  test('arrive there in chunks', async () => {
+  test('are written to it in chunks', async () => {
     server.onCall = ({ xid, socket }) => {
       const bytes = reply(xid);
       for (let piece = 0; piece * 30_000 < bytes.length; piece++)
@@ -224,7 +224,7 @@ describe("data that go into the caller's own buffer", () => {
     expect(destination.equals(Buffer.alloc(size, 7))).toBe(true);
   });
 
-  test('are not written there after the caller has canceled, and other calls continue', async () => {
+  test('are not written to it after the caller has canceled, and other calls continue', async () => {
     server.onCall = ({ xid, socket }) => void socket.write(reply(xid).subarray(0, 40_000));
     const rpc = connectClient({ ports: [server.port] });
     const destination = Buffer.alloc(size);
@@ -233,7 +233,7 @@ describe("data that go into the caller's own buffer", () => {
     await expect.poll(() => destination.includes(7)).toBe(true);
     caller.abort();
     await expect(pendingFill).rejects.toMatchObject({ failure: 'canceled' });
-    // The buffer is the caller's again.
+    // The caller may reuse the buffer now.
     destination.fill(1);
     const [fillCall] = server.calls;
     fillCall?.socket.write(reply(fillCall.xid).subarray(40_000));
@@ -277,7 +277,7 @@ describe('a connection that breaks', () => {
     });
   });
 
-  test('closing the client rejects every pending call', async () => {
+  test('is not waited for when the client is closed: every pending call is rejected', async () => {
     server.onCall = () => undefined;
     const rpc = connectClient({ ports: [server.port] });
     const call = rpc.call(echo, 1);
@@ -287,11 +287,11 @@ describe('a connection that breaks', () => {
   });
 });
 
-describe('a malicious server', () => {
+describe('a malicious server that sends', () => {
   test.each([
     ['a record that is too long', Buffer.from('ffffffff', 'hex')],
     ['a record without an xid', record()],
-  ])('%s ends the connection and fails the call', async (_what, bytes) => {
+  ])('%s loses its connection, and the call fails', async (_what, bytes) => {
     server.onCall = ({ socket }) => void socket.write(bytes);
     const rpc = connectClient({ ports: [server.port] });
     await expect(rpc.call(echo, 1)).rejects.toMatchObject({ failure: 'garbled' });
@@ -299,7 +299,7 @@ describe('a malicious server', () => {
     expect(await rpc.call(echo, 2)).toBe(2);
   });
 
-  test('replies to unknown xids are ignored', async () => {
+  test('replies to unknown xids does not disturb other calls', async () => {
     server.onCall = (call) => {
       for (let i = 0; i < 1000; i++) call.socket.write(record(call.xid + 1000 + i, 1, 0, 0, 0, 0, 9));
       call.answer();

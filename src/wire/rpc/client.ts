@@ -67,7 +67,7 @@ export interface RpcClientOptions {
   /** The timeout of one attempt to connect. */
   readonly dialMs?: number;
   /**
-   * How often the client tries all addresses before calls fail that were never sent. Calls that were sent are retried until their
+   * How often the client tries all addresses before it fails the calls that were never sent. Calls that were sent are retried until their
    * deadline.
    */
   readonly dialRounds?: number;
@@ -184,7 +184,7 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
     deadlineTimer = undefined;
     const now = clock.elapsed();
     const silent = transports.filter((lane) => lane.silentMs(now) > stallMs);
-    // With a single address, reset a connection only if that does not lose replies that a caller is still waiting for.
+    // With a single address, reset a connection only after a call on it has expired: others may still get their replies.
     const dead = addresses.length > 1 ? silent : silent.filter((lane) => hasExpiredCall(lane.pending, now));
     for (const call of allCalls(transports, queued))
       if (call.expiresAt <= now) failCall(call, deadlineError(call, addresses));
@@ -248,7 +248,7 @@ const hasExpiredCall = (pending: Transport['pending'], now: number): boolean =>
 
 interface Dialer {
   preferredAddress(): Address;
-  /** Marks an address that does not answer, so that the next one is preferred. Each transport may report the same address. */
+  /** Marks an address that does not answer, so that the next one is preferred. Several transports may report the same address. */
   skip(address: Address | undefined): void;
   /** `last`: the previous connection. Its address is tried from the same local port. */
   connect(handlers: RecordHandlers, last?: PreviousConnection): Promise<Connection>;
@@ -322,7 +322,7 @@ function createDialer(options: RpcClientOptions, closing: AbortSignal): Dialer {
         } catch (cause) {
           failure = cause;
           if (address === last?.address && isSystemError(cause, 'ECONNREFUSED')) last.onRefused();
-          // Do not try another address: it would not recognise the resent calls, and the port will soon be free.
+          // Do not try another address: the server would not recognise the resent calls, and the port will soon be free.
           if (last?.mustReusePort === true && isPortTaken(cause)) break;
         }
       }

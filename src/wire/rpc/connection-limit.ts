@@ -2,7 +2,7 @@ import type { Socket } from 'node:net';
 
 /** A connection that the server accepted. */
 export interface AdmittedConnection {
-  /** When the client last sent something: a number that only grows. */
+  /** The sequence number of the last use, which grows with each use of any connection. */
   lastUseNumber: number;
 }
 

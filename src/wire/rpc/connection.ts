@@ -42,7 +42,7 @@ export interface Connection {
   readonly address: Address;
   /** Undefined if the socket does not report it. */
   readonly localPort: number | undefined;
-  /** Both addresses and ports. Servers recognise a resent call by these and its xid. A unique string if they are not known. */
+  /** Both addresses and ports, by which servers recognise a resent call, together with its xid. A unique string if they are unknown. */
   readonly endpoints: string;
   readonly sender: Sender;
   /** The number of bytes received so far. */
@@ -53,7 +53,7 @@ export interface Connection {
   readonly wasClosedUnanswered: boolean;
   /** Resolves with the reason when the connection has ended. */
   readonly ended: Promise<Error>;
-  /** Closes a connection without calls in flight. */
+  /** Closes the connection. Use it only without calls in flight. */
   close(): void;
   /** Resets the connection, and discards everything that the server's machine has not acknowledged yet. */
   reset(): void;
@@ -129,7 +129,7 @@ const connectOptions = ({ address, localPort }: DialOptions) => ({
   ...localAddressOptions(address.host, localPort),
 });
 
-/** The socket that carries RPC, and the TCP socket below it. They are the same without TLS. */
+/** The socket that carries RPC, and its TCP socket. They are the same without TLS. */
 interface SocketStack {
   readonly socket: Socket;
   readonly tcpSocket: Socket;
@@ -187,7 +187,7 @@ function endpointsOf({ localAddress, localPort, remoteAddress, remotePort }: Soc
 
 /**
  * With TLS 1.3 the client's handshake ends before the server has checked the client's certificate. A rejection arrives later, as
- * an alert in the place of the first reply. An internal error of the server is not a rejection: it may be temporary.
+ * an alert instead of the first reply. An internal error of the server is not a rejection: it may be temporary.
  */
 function connectionError(cause: NodeJS.ErrnoException, received: number): RpcError {
   const { code = '' } = cause;
@@ -198,8 +198,8 @@ function connectionError(cause: NodeJS.ErrnoException, received: number): RpcErr
 }
 
 /**
- * After a normal close the kernel would go on sending its queue for minutes, and a server that was frozen would execute calls
- * long after the client abandoned them.
+ * After a normal close the kernel would keep sending its queue for minutes, and a frozen server would execute calls long after
+ * the client abandoned them.
  */
 function resetSocket(tcpSocket: Socket): void {
   if (!tcpSocket.destroyed) tcpSocket.resetAndDestroy();
@@ -302,7 +302,7 @@ async function dialTls(options: DialOptions, tls: TlsClientOptions): Promise<Con
   return readConnection({ socket: secure, tcpSocket: plain }, options);
 }
 
-/** For a socket that was opened elsewhere, and so has no `onread` buffer. */
+/** For a socket that was opened without an `onread` buffer. */
 function readConnection(sockets: SocketStack, options: DialOptions): Connection {
   const { promise: ended, resolve: end } = Promise.withResolvers<Error>();
   const receives = createReceiver(options);

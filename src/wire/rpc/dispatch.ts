@@ -57,7 +57,7 @@ export function dispatch(
   return replays.run(key, () => runProcedure(procedure, reader, caller, context.onError));
 }
 
-/** Linux's nfsd uses the same number of bytes: a checksum of a whole large WRITE would cost more than the write. */
+/** The same number of bytes as in Linux's nfsd: a checksum of a whole large WRITE would cost more than the write. */
 const fingerprintBytes = 256;
 const fingerprint = ({ buffer, offset: at, end }: XdrReader): string =>
   `${end - at} ${crc32(buffer.subarray(at, Math.min(end, at + fingerprintBytes)))}`;

@@ -27,7 +27,8 @@ export type RpcFailure =
 /** When to ask the server whether it executed the call, in the clock's elapsed time. */
 export interface OutcomeCheck {
   /**
-   * From then on, the first copy of the call is no longer expected to run. 0: it cannot run, since the server has restarted.
+   * The time after which the first copy of the call is no longer expected to run. 0: it cannot run, since the server has
+   * restarted.
    */
   readonly notBefore: number;
   /** The call's deadline. */
@@ -37,7 +38,7 @@ export interface OutcomeCheck {
 export class RpcError extends Error {
   override readonly name = 'RpcError';
   readonly failure: RpcFailure;
-  /** The call was sent, so the server may have executed it, or may still do so. */
+  /** The call was sent, so the server may have executed it, or may execute it later. */
   readonly maybeDone: boolean;
   /** Present if the server answers again, but would not recognise the call if the client resent it. */
   readonly outcomeCheck: OutcomeCheck | undefined;

@@ -21,7 +21,7 @@ describe.skipIf(needs('root', 'mount', 'ganesha'))('a server with two addresses'
     readonly nfs: NfsClient;
   }
 
-  /** Two ways to the same ganesha. */
+  /** Connects to the same ganesha through two proxies. */
   async function connect(options: Partial<RpcClientOptions> = {}): Promise<Connections> {
     const to = { host: it.server.host, port: it.server.nfsPort };
     const [first, second] = [await startProxy(to, '127.0.0.1'), await startProxy(to, '127.0.0.2')];
@@ -31,7 +31,7 @@ describe.skipIf(needs('root', 'mount', 'ganesha'))('a server with two addresses'
     return { first, second, rpc, nfs: createNfsClient(rpc, systemClock()) };
   }
 
-  /** A number of directories, made one after the other. The way is cut when some are made. */
+  /** Creates many directories, and calls `interrupt` after the first 20. */
   async function makeDirectoriesWhile(nfs: NfsClient, interrupt: () => unknown, atOnce: number): Promise<void> {
     const names = Array.from({ length: 60 }, (_, i) => `sub-${i}`);
     const queue = [...names];
@@ -84,7 +84,7 @@ describe.skipIf(needs('root', 'mount', 'ganesha'))('a server with two addresses'
     await makeDirectoriesWhile(
       nfs,
       async () => {
-        // What was sent is asked for again until its deadline.
+        // Calls that were sent are retried until their deadline.
         first.stall();
         await second.down();
         recovered = new Promise((resolve) => setTimeout(resolve, 400)).then(() => second.up());

@@ -18,8 +18,9 @@ export interface LivenessCheckOptions {
 
 /**
  * A connection can be dead without any error: a firewall dropped its state, or the machine at the other end was replaced. The
- * kernel keeps retransmitting for a quarter of an hour. But a server may also just be slow, and then the client must not drop its
- * connection. So the client sends NULL on this connection and on a new one. Only if the new one alone answers, this one is dead.
+ * kernel keeps retransmitting for a quarter of an hour. But a server may also just be slow, and then the client must not drop the
+ * connection. So the client sends NULL on the old connection and on a new one. If the server answers only on the new one, the
+ * old one is dead.
  */
 export interface LivenessCheck {
   /** True: dead. False: alive, or the new connection got no answer either. */
@@ -28,7 +29,7 @@ export interface LivenessCheck {
 
 /** Calls have xids of 31 bits, so this xid belongs to none of them and its reply is ignored. */
 const nullXid = 0xffff_ffff;
-/** Time for bytes that are still on their way. */
+/** How long to wait for bytes that are still in flight on the old connection. */
 const lateReplyMs = 1_000;
 
 export function createLivenessCheck({ clock, credential, connect, closing }: LivenessCheckOptions): LivenessCheck {
@@ -42,7 +43,7 @@ export function createLivenessCheck({ clock, credential, connect, closing }: Liv
     sender.flush();
   }
 
-  /** Any reply counts, also an error. */
+  /** Whether the server replies on a new connection. An error reply counts, too. */
   async function answersOnNewConnection(target: NullTarget, waitMs: number): Promise<boolean> {
     const { promise, resolve } = Promise.withResolvers<boolean>();
     const newConnection = await connect({ onRecord: () => resolve(true) }).catch(() => undefined);
@@ -61,8 +62,8 @@ export function createLivenessCheck({ clock, credential, connect, closing }: Liv
   return {
     isDead: async (connection, asked, waitMs) => {
       const receivedBefore = connection.receivedBytes;
-      // If part of a record was received, its remaining bytes show that the connection lives. A NULL reply would come only after
-      // them.
+      // If part of a record was received, its remaining bytes show that the connection is alive. The reply to NULL would
+      // come only after them.
       if (!connection.isMidRecord) sendNull(connection, asked);
       if (!(await answersOnNewConnection(asked, waitMs))) return false;
       await clock.sleep(Math.min(lateReplyMs, waitMs), closing).catch(() => undefined);

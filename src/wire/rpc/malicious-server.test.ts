@@ -13,14 +13,14 @@ import { createReceiver } from './receiver.ts';
 
 const handle = new Uint8Array(8);
 
-/** Answers every call by what is made of it. */
+/** Calls `answer` for every call. */
 const answerWith =
   (answer: (call: RpcRecord, socket: Socket) => void) =>
   (socket: Socket): void =>
     onRecords(socket, (call) => answer(call, socket));
 const answerCorrectly = answerWith(({ xid }, socket) => void socket.write(reply(xid)));
 
-/** The message of the reply to a READ: no attributes, not the end. */
+/** A reply to READ, without attributes and without the end flag. */
 const readReply = (xid: number, data: Buffer): Buffer =>
   Buffer.concat([reply(xid, 0, 0, data.length, 0, data.length).subarray(4), data]);
 
@@ -60,7 +60,7 @@ describe('a server that', () => {
     const proxy = await startProxy({ host: '127.0.0.1', port });
     const rpc = createRpcClient({ clock: systemClock(), addresses: [proxy], localPort });
     onTestFinished(() => rpc.close());
-    // On its way when the server goes: whether it was done is not known, so it is asked for until the deadline.
+    // The call is in flight when the server stops. Its outcome is unknown, so the client retries it until the deadline.
     const deadlineError = { failure: 'deadline', maybeDone: true };
     const call = expect(rpc.call(nullCall, undefined, { deadlineMs: 2_000 })).rejects.toMatchObject(deadlineError);
     await expect.poll(() => proxy.connections).toBe(1);
@@ -108,7 +108,7 @@ describe('a server that', () => {
     const { nfs } = await startRawServer(answer, { stallMs: 60 });
     for (let i = 0; i < 40; i++) {
       noise = randomBytes(1 + i * 97);
-      // What passes for the beginning of a long record is waited for.
+      // If the noise looks like the beginning of a long record, the client waits for the rest.
       await expect(nfs.null({ deadlineMs: 200 })).rejects.toMatchObject({ name: 'RpcError' });
       noise = undefined;
       await nfs.null({ deadlineMs: 2_000 });
@@ -122,13 +122,13 @@ describe('a server that', () => {
     await expect(raw.nfs.null({ deadlineMs: 1_000 })).rejects.toMatchObject({ failure: 'deadline' });
     isBroken = false;
     await raw.nfs.null({ deadlineMs: 2_000 });
-    // One may have been made to ask whether it lives.
+    // The liveness check may have opened one more connection.
     expect(raw.connections).toBeGreaterThan(1);
   });
 });
 
-describe('memory is not what a server says it needs', () => {
-  /** Sends without end, as fast as it is taken, until the other side has had enough. Gives how much that was. */
+describe('the client bounds its memory if a server sends', () => {
+  /** Sends chunks as fast as the client reads, until `mib` MiB are sent or the connection is closed. */
   async function sendWithoutEnd(socket: Socket, chunk: Buffer, mib: number): Promise<void> {
     for (let sent = 0; sent < mib * 2 ** 20 && !socket.destroyed; sent += chunk.length)
       if (!socket.write(chunk))
@@ -139,9 +139,9 @@ describe('memory is not what a server says it needs', () => {
 
   test.each([
     ['a record of 2 GiB', uint32s(0xffff_ffff), Buffer.alloc(65_536), 'garbled'],
-    ['a record of just too much', uint32s(0x8000_0000 | (2 ** 21 + 1)), Buffer.alloc(65_536), 'garbled'],
-    ['fragments without end', Buffer.alloc(0), fragment(65_536), 'garbled'],
-    ['empty fragments without end', Buffer.alloc(0), Buffer.alloc(65_536), 'deadline'],
+    ['a record that is one byte too long', uint32s(0x8000_0000 | (2 ** 21 + 1)), Buffer.alloc(65_536), 'garbled'],
+    ['endless fragments', Buffer.alloc(0), fragment(65_536), 'garbled'],
+    ['endless empty fragments', Buffer.alloc(0), Buffer.alloc(65_536), 'deadline'],
   ])('%s', async (_, first, more, failure) => {
     let isWellBehaved = false;
     const answer = answerWith(({ xid }, socket) => {
@@ -157,7 +157,7 @@ describe('memory is not what a server says it needs', () => {
       await expect(raw.nfs.null({ deadlineMs })).rejects.toMatchObject({ name: 'RpcError', failure });
       maxUsedMib = Math.max(maxUsedMib, usedMemoryMib() - before);
     }
-    // A record of 2 MiB is taken, and the test's own server has a little under way.
+    // The client accepts a record of 2 MiB, and the test's own server has some data in flight.
     expect(maxUsedMib).toBeLessThan(12);
     isWellBehaved = true;
     await raw.nfs.null({ deadlineMs: 5_000 });
@@ -168,7 +168,7 @@ describe("data for the caller's own buffer", () => {
   const size = 100_000;
   const data = Buffer.alloc(size, 7);
 
-  test('that extend beyond their record are an error, and later bytes are not mistaken for them', async () => {
+  test('that extend beyond their record cause an error, and later bytes are not mistaken for data', async () => {
     const raw = await startRawServer(
       answerWith(({ xid, bytes }, socket) => {
         // Procedure 6 is READ.
@@ -201,7 +201,7 @@ describe("data for the caller's own buffer", () => {
     expect(await raw.nfs.read(handle, 0, destination, { deadlineMs: 3_000 })).toMatchObject({ count: size });
   });
 
-  test('behave the same with data events, as with TLS', () => {
+  test('are handled the same way with data events, which TLS uses', () => {
     const target = Buffer.alloc(size);
     const events: string[] = [];
     const receiver = createReceiver({
@@ -210,7 +210,7 @@ describe("data for the caller's own buffer", () => {
       onHead: (_buffer, _view, from) => ({ from, target, done: () => void events.push('data') }),
     });
     const stream = Buffer.concat([asRecord(Buffer.alloc(2 ** 21 - 4, 7)), asRecord(Buffer.alloc(8))]);
-    // A receiver without room would turn round and round here.
+    // Without room in its buffer, the receiver would loop here for ever.
     for (let at = 0; at < stream.length; at += 16_384) {
       expect(receiver.buffer().length).toBeGreaterThan(0);
       receiver.push(stream.subarray(at, at + 16_384));

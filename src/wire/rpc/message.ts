@@ -15,11 +15,11 @@ export const maxAuthBytes = 400;
 /** RFC 5531, appendix A: the limit on groups; a server denies a call with more. */
 export const maxGroups = 16;
 
-/** The user that a call claims to come from (AUTH_SYS). Servers trust it, or trust it from certain addresses or ports only. */
+/** The user that a call claims (AUTH_SYS). Servers trust the claim, or trust it from certain addresses or ports only. */
 export interface Identity {
   readonly uid: number;
   readonly gid: number;
-  /** Only the first 16 are sent: the protocol has no room for more. */
+  /** The client sends the first 16 groups, which is the limit of the protocol. */
   readonly groups: readonly number[];
   readonly machine: string;
 }

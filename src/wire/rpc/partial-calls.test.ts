@@ -41,7 +41,7 @@ async function startServer(options: Partial<RpcServerOptions>) {
   return { clock, errors, connected };
 }
 
-/** Is answered: it is connected, and what it sent before has been read. */
+/** Sends a call and expects its reply, which shows that the server has read all earlier bytes. */
 async function expectReply(socket: Socket, rest = nullCall): Promise<void> {
   socket.write(rest);
   const [answer] = (await once(socket, 'data')) as [Buffer];
@@ -53,7 +53,7 @@ const hasClosed = async (socket: Socket): Promise<true> => {
   return true;
 };
 
-/** The sockets' events come to the server's side in their own time. */
+/** Advances the clock in steps, so that the server can process socket events in between. */
 async function advanceClock(clock: { advance(ms: number): void }, ms: number): Promise<void> {
   for (let at = 0; at < ms; at += 5_000) {
     clock.advance(5_000);
@@ -63,11 +63,11 @@ async function advanceClock(clock: { advance(ms: number): void }, ms: number): P
 
 describe('a call that is received only in part', () => {
   test.each([
-    ['the mark', nullCall.subarray(0, 2)],
-    ['the head', nullCall.subarray(0, 20)],
-    ['a fragment that is not the last', uint32s(4, 7)],
-    ['a long one', uint32s(0x8000_0000 | mib, 7, 0, 2)],
-  ])('%s: its connection is dropped when the rest does not arrive, and idle connections stay', async (_what, part) => {
+    ['its record mark', nullCall.subarray(0, 2)],
+    ['its header', nullCall.subarray(0, 20)],
+    ['one fragment of several', uint32s(4, 7)],
+    ['the beginning of a long call', uint32s(0x8000_0000 | mib, 7, 0, 2)],
+  ])('(%s) loses its connection when the rest does not arrive, and idle connections stay', async (_what, part) => {
     const { clock, errors, connected } = await startServer({});
     const [idle, partialClient] = [await connected(), await connected()];
     await expectReply(idle);
@@ -83,12 +83,12 @@ describe('a call that is received only in part', () => {
     await expectReply(idle);
   });
 
-  test('is dropped if it trickles in byte by byte for ever', async () => {
+  test('is dropped if its bytes arrive too slowly', async () => {
     const { clock, connected } = await startServer({});
     const [partialClient, other] = [await connected(), await connected()];
     await expectReply(partialClient);
     partialClient.write(uint32s(0x8000_0000 | mib));
-    // What came before it is read by then.
+    // The reply shows that the server has read the earlier bytes.
     await expectReply(other);
     for (let i = 0; i < 20 && !partialClient.closed; i++) {
       partialClient.write('x');
@@ -98,7 +98,7 @@ describe('a call that is received only in part', () => {
     expect(await hasClosed(partialClient)).toBe(true);
   });
 
-  test('may follow another for ever if each completes in time', async () => {
+  test('may follow another partial call any number of times if each completes in time', async () => {
     const { clock, connected } = await startServer({});
     const socket = await connected();
     socket.write(nullCall.subarray(0, 20));
@@ -126,7 +126,7 @@ describe('a call that is received only in part', () => {
     for (const socket of attackers) socket.resume();
     await expect.poll(openAttackers, { timeout: 10_000 }).toBeLessThan(16);
     expect(openAttackers()).toBeGreaterThan(8);
-    // What 100 connections have anyway is a little less than half a MiB each, and gone with them.
+    // Each of the 100 connections itself takes a little less than half a MiB, which is freed when it is closed.
     await expect.poll(() => usedMemoryMib() - before).toBeLessThan(30);
     await expectReply(honest, long.subarray(mib / 2));
     expect(new Set(errors)).toEqual(new Set(['incomplete calls use too much memory']));
@@ -143,7 +143,7 @@ describe('a call that is received only in part', () => {
           return socket;
         }),
       );
-    // Those that have been quiet longest hold next to nothing.
+    // The connections that have been idle longest hold very little memory.
     await sendFromMany(uint32s(4, 7));
     await expectReply(probe);
     const large = await sendFromMany(uint32s(0x8000_0000 | (2 * mib - 100)));
@@ -169,7 +169,7 @@ describe('a call that is received only in part', () => {
       socket: Socket,
     ): Promise<void> {
       await expectReply(socket, tlsProbe);
-      // The rest of this would be answered too.
+      // The server would answer the rest of the second call, too.
       await expectReply(socket, Buffer.concat([nullCall, nullCall.subarray(0, 20)]));
       await advanceClock(clock, 75_000);
       expect(errors).toEqual(['the client did not complete a call in time']);

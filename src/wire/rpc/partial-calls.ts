@@ -20,7 +20,7 @@ export interface CallSource {
  */
 export interface PartialCalls {
   add(source: CallSource): TrackedConnection;
-  /** Receivers should free memory that they do not need at the moment. */
+  /** True: receivers should free memory that they do not need at the moment. */
   readonly isMemoryLow: boolean;
 }
 
@@ -39,7 +39,7 @@ interface Entry {
   heldBytes: number;
   /** The number of the record that was incomplete at the last check; -1: none. */
   record: number;
-  /** For how many checks in a row it was the same record. */
+  /** The number of checks in a row that found the same record. */
   checks: number;
 }
 
@@ -83,7 +83,7 @@ export function createPartialCalls(clock: Clock, limits: PartialCallLimits): Par
       (a, b) => a.source.connection.lastUseNumber - b.source.connection.lastUseNumber,
     );
     if (leastRecentlyUsed === undefined) return false;
-    // Update the count first: `drop` may take a moment.
+    // Update `heldBytes` first, since `drop` may close the connection later.
     setHeldBytes(leastRecentlyUsed, 0);
     entries.delete(leastRecentlyUsed);
     leastRecentlyUsed.source.drop('incomplete calls use too much memory');
@@ -100,7 +100,7 @@ export function createPartialCalls(clock: Clock, limits: PartialCallLimits): Par
           const now = source.receiver.heldBytes;
           if (now === entry.heldBytes || !entries.has(entry)) return;
           setHeldBytes(entry, now);
-          // The evicted connection may hold much less than what was just received, so repeat.
+          // The evicted connection may hold much less than what was just received, so evict again.
           while (heldBytes > limits.bytes && evictOne());
         },
         [Symbol.dispose]: () => {

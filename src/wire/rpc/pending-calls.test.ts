@@ -6,7 +6,7 @@ import type { Call } from './transport.ts';
 const call = (xid: number): Call => ({ xid, next: undefined }) as Call;
 
 test('holds the same calls as a Map after any inserts and deletes', () => {
-  // Few places, so that many share one, and enough calls that it grows.
+  // Few different low bits, so that many calls share a bucket, and enough calls that the table grows.
   const shared = fc.nat(5).map((i) => i * 1024);
   const xid = fc.oneof({ weight: 2, arbitrary: shared }, fc.nat(300), fc.nat(0x7fff_ffff));
   const step = fc.record({ xid, adds: fc.oneof({ weight: 2, arbitrary: fc.constant(true) }, fc.constant(false)) });

@@ -2,8 +2,8 @@ import type { Call } from './transport.ts';
 
 /**
  * Calls by xid. Not a Map: with constant inserts and deletes, V8 allocates a new table every few calls, and each old table points
- * to the next. Once the young-generation garbage collector has kept one of them, it keeps all later ones, and everything they
- * hold.
+ * to the next. Once the young-generation garbage collector has kept one table, it keeps all later tables, and all calls in
+ * them.
  */
 export interface PendingCalls {
   readonly size: number;

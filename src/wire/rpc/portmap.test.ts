@@ -5,7 +5,7 @@ import { findPort, getPort, portOf } from './portmap.ts';
 
 const nfsProgram = { program: 100_003, version: 3 };
 
-/** A portmapper that speaks only some versions. */
+/** A portmapper that supports only the versions in `answers`. */
 function fakePortmapper(answers: Readonly<Record<number, number | string>>): {
   readonly rpc: Pick<RpcClient, 'call'>;
   readonly versions: number[];

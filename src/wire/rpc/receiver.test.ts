@@ -2,7 +2,7 @@ import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import { createReceiver, type DirectRead, type Receiver } from './receiver.ts';
 
-/** Cuts a message into fragments, as record marking has it. */
+/** Splits a message into fragments with record marks. */
 function toFragments(message: Buffer, ...cuts: readonly number[]): Buffer {
   const ends = [...cuts.filter((cut) => cut < message.length).sort((a, b) => a - b), message.length];
   let from = 0;
@@ -17,7 +17,7 @@ function toFragments(message: Buffer, ...cuts: readonly number[]): Buffer {
   );
 }
 
-/** As Node reads from a socket: into what the receiver offers, as much as there is. */
+/** Passes bytes to the receiver as Node does: reads up to `at` bytes at a time into the receiver's buffer. */
 function feed(receiver: Receiver, bytes: Buffer, at: number): void {
   for (let from = 0; from < bytes.length; ) {
     const taken = bytes.copy(receiver.buffer().subarray(0, at), 0, from);
@@ -137,7 +137,7 @@ describe("data that are received into the caller's buffer", () => {
     for (const size of [7001, 16_384, 65_536, 1 << 20]) {
       const { stream, receiver, log } = createDirectRead(length, 12);
       feed(receiver, stream, size);
-      // One that is there in one piece is a record like any other.
+      // A record that arrives in one chunk is not read directly.
       const record = `record ${24 + ((length + 3) & ~3)}`;
       expect([['record 8', 'done true', 'record 12'].join(), ['record 8', record, 'record 12'].join()]).toContain(
         log.join(),

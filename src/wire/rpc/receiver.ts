@@ -12,7 +12,7 @@ export interface DirectRead {
 export interface ReceiverOptions {
   /** The longest record that the receiver accepts. */
   readonly maxRecord: number;
-  /** Called with a whole record. The receiver reuses the bytes when it returns. */
+  /** Called with a whole record. The receiver reuses the bytes after the call. */
   readonly onRecord: (buffer: Buffer, view: DataView, from: number, end: number) => void;
   /** Called with the beginning of a long record of `length` bytes. Undefined: receive it like any other record. */
   readonly onHead?: (
@@ -23,8 +23,8 @@ export interface ReceiverOptions {
     length: number,
   ) => DirectRead | undefined;
   /**
-   * Whether such a record may come next. If so, the first read is small: data that are read together with the header have to be
-   * copied.
+   * Whether a record for `onHead` may come next. If so, the first read is small: data that are read together with the header have
+   * to be copied.
    */
   readonly expectsHead?: () => boolean;
   /** Memory is low: free the buffer of a long record at once instead of keeping it for the next. */
@@ -35,7 +35,7 @@ export interface ReceiverOptions {
 export interface Input {
   /** The buffer for the next read: the rest of the caller's own buffer if the data of a direct read come next. */
   buffer(): Buffer;
-  /** The number of bytes written to `buffer`. Throws if the connection is unusable. */
+  /** Reports the number of bytes written to `buffer`. Throws if the connection is unusable. */
   received(bytes: number): void;
   /** For bytes that were received into another buffer. */
   push(chunk: Buffer): void;
@@ -43,7 +43,7 @@ export interface Input {
 
 /** Record marking of RPC over TCP (RFC 5531, section 11). */
 export interface Receiver extends Input {
-  /** The memory in use for long records, beyond what every receiver has. */
+  /** The memory in use for long records, in addition to the initial buffer of every receiver. */
   readonly heldBytes: number;
   /** A record was received only in part. */
   readonly isMidRecord: boolean;
@@ -57,7 +57,7 @@ const initialBufferSize = 128 * 1024;
 const maxRoundsWithoutLongRecord = 64;
 /** Enough for the header of a direct read, for some short records, and for a whole reply to a READ of 4 KiB. */
 const smallBufferSize = 4096 + 512;
-/** Below this length, a copy is cheaper than a direct read. */
+/** For shorter records, a copy is cheaper than a direct read. */
 const minDirectReadBytes = 16 * 1024;
 
 export function createReceiver(options: ReceiverOptions): Receiver {

@@ -6,7 +6,7 @@ export type ReplyWriter = (writer: XdrWriter) => Uint8Array | undefined;
 
 /**
  * The duplicate request cache: replies to calls that must not run twice. After a broken connection the client resends such calls
- * on a new connection with the same xid. It gets the first reply, or none while the first copy still runs.
+ * on a new connection with the same xid. A resent call gets the first reply, or none while the first copy still runs.
  */
 export interface ReplayCache {
   run(
@@ -16,7 +16,8 @@ export interface ReplayCache {
 }
 
 /**
- * A reply is kept for at least this time and at most twice as long: as long as Linux keeps it, and longer than clients resend.
+ * A reply is kept for at least this time and at most twice as long. Linux keeps replies for the same time, and clients stop
+ * resending earlier.
  * After that, the same xid from the same client is a new call.
  */
 const retentionMs = 120_000;
@@ -27,7 +28,7 @@ const maxEntriesPerGeneration = 4096;
 
 /**
  * A reply is kept as a string with one character per byte. The objects that it was encoded from are several times as large, and
- * many, and the garbage collector would visit them again and again.
+ * the garbage collector would visit them again and again.
  */
 type StoredReply = string;
 const inProgress: unique symbol = Symbol('not answered yet');

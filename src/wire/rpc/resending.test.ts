@@ -30,13 +30,13 @@ let pending: PendingCalls;
 let sent: string[];
 let failed: { readonly name: string; readonly outcomeCheck: RpcError['outcomeCheck'] }[];
 let resending: Resending;
-/** The server's next answer to what it is asked for its serverVerifier. */
+/** The server's reply to a verifier query for a file. */
 let answer: (file: unknown) => Promise<bigint>;
-/** Its answer to a call that does nothing. */
+/** The server's reply to NULL. */
 let answerNull: () => Promise<unknown>;
 let isBacklogged: boolean;
 let verifiers: Verifiers;
-/** What looking for a call says. */
+/** The result of `isNotExecuted`. */
 let isNotExecuted: () => Promise<boolean | undefined>;
 let lookups: number;
 let xid: number;
@@ -116,7 +116,7 @@ function start(procedure: Procedure<unknown, unknown>, question?: Call['isNotExe
   return call;
 }
 
-/** The connection is lost, and another one made. What it takes to outcomeCheck has happened. */
+/** Replaces the connection, and waits until the calls are resent or failed. */
 async function reconnect(endpoints: string, { afterMs = 1_000, wasDown = false } = {}): Promise<void> {
   resending.lost();
   clock.advance(afterMs);
@@ -139,7 +139,7 @@ describe('calls without a reply when the connection is lost', () => {
   });
 
   test.each(['here:2 there', 'here:1 elsewhere'])(
-    'that mutate are not resent from or to another one (%s)',
+    'that mutate are not resent from another port or to another address (%s)',
     async (other) => {
       start(readProcedure);
       start(mutatingProcedure);
@@ -158,13 +158,13 @@ describe('calls without a reply when the connection is lost', () => {
     expect([sent, failed]).toEqual([['MUTATING'], []]);
   });
 
-  test('that mutate are not resent when the server may have forgotten them', async () => {
+  test('that mutate are not resent when the server may have dropped them from its replay cache', async () => {
     start(mutatingProcedure);
     await reconnect('here:1 there', { afterMs: 100_000 });
     expect([sent, failed.length]).toEqual([[], 1]);
   });
 
-  test('that mutate are not resent to a server that restarted, and can be decided at once if it was seen down', async () => {
+  test('that mutate are not resent to a server that restarted, and their outcome can be checked at once if it refused connections', async () => {
     reportVerifier(1n);
     start(mutatingProcedure);
     answer = () => Promise.resolve(2n);
@@ -172,7 +172,7 @@ describe('calls without a reply when the connection is lost', () => {
     expect([sent, failed]).toEqual([[], [{ name: 'MUTATING', outcomeCheck: { notBefore: 0, deadline: deadlineMs } }]]);
   });
 
-  test('that mutate are decided later if the verifier changed without a refused connection, since Linux changes it after errors, too', async () => {
+  test('that mutate are checked later if the verifier changed without a refused connection, since Linux changes it after errors, too', async () => {
     reportVerifier(1n);
     start(mutatingProcedure);
     answer = () => Promise.resolve(2n);
@@ -183,7 +183,7 @@ describe('calls without a reply when the connection is lost', () => {
     ]);
   });
 
-  test('that mutate wait until the server has answered something', async () => {
+  test('that mutate wait until the server has answered any call', async () => {
     start(mutatingProcedure);
     answerNull = noReply;
     await reconnect('here:2 there');
@@ -218,7 +218,7 @@ describe('calls without a reply when the connection is lost', () => {
     const { promise: never } = Promise.withResolvers<bigint>();
     answer = () => never;
     await reconnect('here:1 there');
-    // Another call has told the new serverVerifier, and the connection is lost before the question is answered.
+    // Another call has reported the new verifier, and the connection is lost before the reply to the query.
     reportVerifier(2n);
     answer = () => Promise.resolve(2n);
     await reconnect('here:1 there');
@@ -256,13 +256,13 @@ describe('a call that removes a name, if it is not known whether the server rest
     },
   );
 
-  test('is decided later if the name refers to something else: the first copy may be late', async () => {
+  test('is checked later if the name refers to something else: the first copy may be late', async () => {
     isNotExecuted = () => Promise.resolve(false);
     await reconnect('here:1 there');
     expect([sent, failed]).toEqual([[], decidedLater()]);
   });
 
-  test('is decided later if the server refuses the lookup', async () => {
+  test('is checked later if the server refuses the lookup', async () => {
     isNotExecuted = () => Promise.reject(new Error('ACCES'));
     await reconnect('here:1 there');
     expect([sent, failed]).toEqual([[], decidedLater()]);
@@ -274,13 +274,13 @@ describe('a call that removes a name, if it is not known whether the server rest
     expect([sent, failed]).toEqual([['MUTATING'], []]);
   });
 
-  test('is decided later if the caller did not say which file it expects and the server refused connections', async () => {
+  test('is checked later if the caller did not say which file it expects and the server refused connections', async () => {
     isNotExecuted = () => Promise.resolve(undefined);
     await reconnect('here:1 there', { wasDown: true });
     expect([sent, failed]).toEqual([[], decidedLater()]);
   });
 
-  test('is decided later if the server refused connections before a second loss, too', async () => {
+  test('is checked later if the server refused connections before a second loss, too', async () => {
     isNotExecuted = () => new Promise(() => undefined);
     await reconnect('here:1 there', { wasDown: true });
     isNotExecuted = () => Promise.resolve(undefined);
@@ -319,7 +319,7 @@ describe('a call that removes a name, if it is not known whether the server rest
   });
 });
 
-describe('what another connection of the client knows', () => {
+describe('information from another connection of the client', () => {
   const recordVerifier = (value: bigint): void =>
     verifiers.record(verifiers.forAddress(address), value, serverVerifier, newCall(verifierProcedure, 'a file'));
   beforeEach(() => resending.connected(connectionFrom('here:1 there'), false));
@@ -332,7 +332,7 @@ describe('what another connection of the client knows', () => {
     expect([sent, lookups]).toEqual([['MUTATING'], 0]);
   });
 
-  test('shows that the server restarted, but not when: the call is decided later', async () => {
+  test('shows that the server restarted, but not when: the outcome is checked later', async () => {
     recordVerifier(1n);
     start(mutatingProcedure);
     answer = () => Promise.resolve(2n);
@@ -343,7 +343,7 @@ describe('what another connection of the client knows', () => {
     ]);
   });
 
-  test('from after the call was sent does not count, since the server may have restarted in between', async () => {
+  test('is not used if it is newer than the call, since the server may have restarted in between', async () => {
     start(mutatingProcedure, () => isNotExecuted());
     recordVerifier(2n);
     answer = () => Promise.resolve(2n);
@@ -351,7 +351,7 @@ describe('what another connection of the client knows', () => {
     expect(lookups).toBe(1);
   });
 
-  test('about another address does not count', async () => {
+  test('about another address is not used', async () => {
     verifiers.record(
       verifiers.forAddress({ host: 'elsewhere', port: 2049 }),
       1n,
@@ -403,11 +403,11 @@ describe('resent calls that mutate', () => {
     expect([repeatedAfter(80_000), failed]).toEqual([['MUTATING'], []]);
   });
 
-  test('are decided once the server may have dropped them from its cache, since it may have replied on the lost connection', () => {
+  test('are failed once the server may have dropped them from its cache, since it may have replied on the lost connection', () => {
     expect([repeatedAfter(90_000), repeatedAfter(30_000), failed.length]).toEqual([['MUTATING'], [], 1]);
   });
 
-  test("are repeated with data of their own, as the memory of the first is the caller's again when that is answered", () => {
+  test('are repeated with a copy of the data, since the caller may reuse its buffer after the reply to the first copy', () => {
     repeatedAfter(10_000);
     expect(copies).toBe(1);
   });
@@ -433,7 +433,7 @@ describe('resent calls that mutate', () => {
   });
 });
 
-describe('calls that the server does not answer, though the connection stays', () => {
+describe('calls without a reply on a connection that stays open', () => {
   const repeatedAfter = (ms: number): readonly string[] => {
     clock.advance(ms);
     resending.repeat(clock.elapsed());
@@ -443,13 +443,13 @@ describe('calls that the server does not answer, though the connection stays', (
 
   beforeEach(() => resending.connected(connectionFrom('here:1 there'), false));
 
-  test('are sent again after a minute, then at growing intervals, with data of their own', () => {
+  test('are sent again after a minute, then at growing intervals, with a copy of the data', () => {
     start(readProcedure);
     const guarded = start(guardedProcedure);
     sent = [];
     expect([repeatedAfter(55 * seconds), repeatedAfter(5 * seconds)]).toEqual([[], ['READING', 'GUARDING']]);
     expect(copies).toBe(2);
-    // A guarded call counts as resent then, and is repeated like one.
+    // From now on a guarded call counts as resent, and is repeated like other resent calls.
     pending.delete(guarded);
     expect([repeatedAfter(55 * seconds), repeatedAfter(5 * seconds)]).toEqual([[], ['READING']]);
     expect([repeatedAfter(115 * seconds), repeatedAfter(5 * seconds)]).toEqual([[], ['READING']]);

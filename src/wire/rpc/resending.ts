@@ -49,7 +49,7 @@ export interface VerifierCall extends VerifierQuery {
  * docs/designs/nfs-resends.md.
  */
 export interface Resending {
-  /** Resends pending calls on a new connection. `wasDown`: the server refused connections in between. */
+  /** Resends pending calls on a new connection. `wasDown`: the server refused a connection after the loss of the previous one. */
   connected(connection: Pick<Connection, 'endpoints' | 'address'>, wasDown: boolean): void;
   lost(): void;
   /** The `SentOn` for calls that are sent now. */
@@ -75,13 +75,13 @@ const copyUnansweredAfterMs = 60_000;
 const maxCopyIntervalMs = 600_000;
 const unansweredCheckMs = 5_000;
 /**
- * After this time without a verifier, NULL shows whether the server answers at all. Long enough for a busy server: without the
- * verifier, calls may have to wait.
+ * After this time without a verifier, NULL shows whether the server answers at all. It is long enough for a busy server, since calls
+ * may have to wait if the verifier is unknown.
  */
 const verifierQueryMs = 5_000;
 const nullCallMs = 2_000;
 const nullCallPauseMs = 100;
-/** Failures without an answer. An error reply is an answer. */
+/** Failures without a reply of the server. */
 const failuresWithoutAnswer: readonly RpcFailure[] = ['unreachable', 'lost', 'deadline', 'canceled', 'closed'];
 
 export function createResending(options: ResendingOptions): Resending {
@@ -147,7 +147,7 @@ export function createResending(options: ResendingOptions): Resending {
 
   const failUndecided = (call: Call): void => fail(call, undecidedError(call, clock.elapsed() + lateCallMs));
 
-  /** Until this connection has reported a verifier, calls are compared with the previous verifier. */
+  /** `sentOn` has the verifier to compare with until the server reports one on this connection. */
   function sendCopy(call: Call, sentOn: SentOn, isCopied = false): void {
     send(call, isCopied);
     call.sentOn = sentOn;
@@ -170,7 +170,7 @@ export function createResending(options: ResendingOptions): Resending {
     else void resendIfNotExecuted(call, { connection: current, verifier: previousVerifier });
   }
 
-  /** The server may have restarted, and may have executed the call before that. */
+  /** For the case that the server may have restarted, and may have executed the call before the restart. */
   async function resendIfNotExecuted(call: Call, sentOn: SentOn): Promise<void> {
     const notExecuted = await isNotExecuted(call).catch(() => false);
     // The connection was lost again; the next one starts over.
@@ -211,7 +211,7 @@ export function createResending(options: ResendingOptions): Resending {
     }
   }
 
-  /** Without mutations: a server that is slow, but has no replay cache, would execute the copy as well. */
+  /** Skips mutations: a slow server without a replay cache would execute both copies. */
   function repeatUnanswered(now: number): void {
     if (now < unansweredCheckAt || isBacklogged()) return;
     unansweredCheckAt = now + unansweredCheckMs;
@@ -267,7 +267,7 @@ export function createResending(options: ResendingOptions): Resending {
 /** Servers keep the replies to these calls, and drop copies while they execute the first. */
 const isInReplayCache = ({ procedure }: Call): boolean => procedure.mutates !== undefined;
 
-/** The call may have reached the server, so the server must recognise it if it is resent. */
+/** Whether the call mutates and may have reached the server, so that the server must recognise a resent copy. */
 export const isSentMutation = ({ sentOn, procedure, args }: Call): boolean =>
   sentOn !== undefined && procedure.mutates?.(args) === true;
 

@@ -16,7 +16,7 @@ async function connectPair(): Promise<{ readonly near: Socket; readonly far: Soc
   return { near, far };
 }
 
-/** As soon as there is room in the kernel again, `between` is called. */
+/** Reads `length` bytes. Calls `onChunk` after each chunk, when the kernel has room again. */
 async function read(socket: Socket, length: number, onChunk: () => void = () => undefined): Promise<Buffer> {
   const chunks: Buffer[] = [];
   let receivedBytes = 0;
@@ -32,7 +32,7 @@ async function read(socket: Socket, length: number, onChunk: () => void = () => 
   return Buffer.concat(chunks);
 }
 
-/** One record with its mark: a number, and data whose length is before them. */
+/** One record with its mark: a number, the length of the data, and the data. */
 function encodedRecord(number: number, data: Uint8Array): Buffer {
   const padding = Buffer.alloc((4 - (data.length & 3)) & 3);
   const head = Buffer.alloc(12);
@@ -42,14 +42,14 @@ function encodedRecord(number: number, data: Uint8Array): Buffer {
   return Buffer.concat([head, data, padding]);
 }
 
-describe.each([true, false])('a sender that writes straight to the descriptor: %s', (isPlainTcp) => {
-  test('records arrive complete and in order although the peer does not read for a long time', async () => {
+describe.each([true, false])('a sender (writes straight to the descriptor: %s)', (isPlainTcp) => {
+  test('sends records completely and in order although the peer does not read for a long time', async () => {
     const { near, far } = await connectPair();
     const errors: unknown[] = [];
     const sentData: Uint8Array[] = [];
     const onSent = (data: Uint8Array): void => void sentData.push(data);
     const sender = createSender(near, { onError: (cause) => errors.push(cause), onSent, isPlainTcp });
-    // Far more than the kernel holds; sizes that are copied and that are not, padded and not.
+    // Far more than the kernel buffers, in sizes with and without a copy, and with and without padding.
     const all = Array.from({ length: 200 }, (_, i) => Buffer.alloc((i * 997) % 130_003, i));
     const send = (data: Buffer, i: number): void => {
       sender.addRecord((writer) => {
@@ -70,14 +70,14 @@ describe.each([true, false])('a sender that writes straight to the descriptor: %
     };
     expect((await read(far, expectedBytes.length, onChunk)).equals(expectedBytes)).toBe(true);
     await expect.poll(() => sender.queued).toBe(0);
-    // By which they are, not by what is in them: that takes seconds.
+    // Compare indexes: comparing the contents would take seconds.
     expect(sentData.map((data) => all.indexOf(data as (typeof all)[number]))).toEqual(
       all.flatMap((data, i) => (data.length > 4096 ? [i] : [])),
     );
     expect(errors).toEqual([]);
   });
 
-  test('records are sent by the flush, not before', async () => {
+  test('sends records at the flush, not before', async () => {
     const { near, far } = await connectPair();
     const sender = createSender(near, { onError: () => undefined, isPlainTcp });
     const addNumber = (number: number): void =>
@@ -94,7 +94,7 @@ describe.each([true, false])('a sender that writes straight to the descriptor: %
     expect(await read(far, expectedBytes.length)).toEqual(expectedBytes);
   });
 
-  test('a closed connection drops all records', async () => {
+  test('drops all records if the connection is closed', async () => {
     const { near } = await connectPair();
     const sender = createSender(near, { onError: () => undefined, isPlainTcp });
     near.destroy();

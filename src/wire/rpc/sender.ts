@@ -3,12 +3,12 @@ import type { Socket } from 'node:net';
 import { descriptorOf } from '#base/socket-descriptor.ts';
 import { XdrWriter } from '../xdr/writer.ts';
 
-/** Large enough for the small calls of one turn; larger data are sent beside it, uncopied. */
+/** Large enough for the small calls of one turn. Larger data are not copied into the slab. */
 const slabBytes = 256 * 1024;
-/** Data up to this length are copied after their call: the kernel takes one buffer faster than two. */
+/** Data up to this length are copied into the slab: the kernel takes one buffer faster than two. */
 const maxCopiedBytes = 4096;
 
-/** `about` is a parameter so that no closure is needed for each call. */
+/** `args` is a parameter so that no closure is needed for each call. */
 export type Encode<A> = (writer: XdrWriter, args: A) => Uint8Array | undefined;
 
 interface Part {
@@ -17,7 +17,7 @@ interface Part {
 }
 
 /**
- * Sends all records of one turn of the event loop with one system call, which is most of what a small RPC costs. Records are
+ * Sends all records of one turn of the event loop with one system call, since the system call is most of the cost of a small RPC. Records are
  * encoded one after the other in a slab. The slab is reused once the kernel has taken all of it.
  */
 export interface Sender {
@@ -92,7 +92,7 @@ export function createSender(socket: Socket, { onError, onSent, isPlainTcp }: Se
     if (rest.length > 1) socket.uncork();
   }
 
-  /** The kernel usually takes everything at once, and the slab is free again; otherwise it belongs to the socket. */
+  /** Usually the kernel takes everything at once, and the slab is free again. Otherwise the socket still uses the slab. */
   function resetSlab(): void {
     if (socket.writableLength === 0) slab.offset = sentEnd = 0;
     else if (slab.offset > slabBytes / 2) {
@@ -106,7 +106,7 @@ export function createSender(socket: Socket, { onError, onSent, isPlainTcp }: Se
     slab.u32(0);
     const data = encode(slab, args);
     const padded = data === undefined ? 0 : (data.length + 3) & ~3;
-    // Do this before `endPart`: the slab may move when it grows.
+    // Set the mark before `endPart`, since the slab may get another buffer when it grows.
     slab.view.setUint32(markAt, (0x8000_0000 | (slab.offset - markAt - 4 + padded)) >>> 0);
     if (data === undefined) return;
     if (data.length <= maxCopiedBytes) {

@@ -113,7 +113,7 @@ function client(port: number, options: Partial<RpcClientOptions> = {}): RpcClien
   return rpc;
 }
 
-/** A server with a procedure 5, which is done when the test says so. */
+/** Starts a server with a procedure 5, which returns after `finish()`. */
 async function serveSlowly(options: Partial<RpcServerOptions>) {
   const { promise: finished, resolve: finish } = Promise.withResolvers<void>();
   const handle: ServedProcedure['handle'] = async () => {
@@ -125,7 +125,7 @@ async function serveSlowly(options: Partial<RpcServerOptions>) {
   return { port, finish };
 }
 
-/** Asks for what is slow, and says that nothing more comes. */
+/** Calls procedure 5, closes this side of the connection, and expects the reply and then the end. */
 async function expectEndAfter(socket: Socket, finish: () => void, port: number): Promise<void> {
   const receivedItems: (Buffer | 'end')[] = [];
   socket.on('data', (chunk: Buffer) => receivedItems.push(chunk)).on('end', () => receivedItems.push('end'));
@@ -271,7 +271,7 @@ describe('an RPC server', () => {
     await expect.poll(() => executed).toBeGreaterThan(10);
     const otherClient = client(port);
     for (let i = 0; i < 50; i++) expect(await otherClient.call(doubleCall, i)).toBe(i * 2);
-    // What the kernel takes for it, and a few MiB.
+    // As many replies as the kernel buffers, and a few MiB.
     expect(executed).toBeLessThan(120);
     let received = 0;
     socket.on('data', (chunk) => {
@@ -311,7 +311,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     const rpc = client(port, { tls });
     expect(JSON.parse(await rpc.call(whoAmI, undefined))).toMatchObject({ isEncrypted: true });
     expect(await Promise.all(Array.from({ length: 200 }, (_, i) => rpc.call(doubleCall, i)))).toHaveLength(200);
-    // In the clear it still works, unless the server insists.
+    // Calls without TLS still work, unless the server requires TLS.
     expect(JSON.parse(await client(port).call(whoAmI, undefined))).toMatchObject({ isEncrypted: false });
   });
 
@@ -333,7 +333,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     const { port, calls } = await startServer({ tls: { key: serverCertificate.key, cert: serverCertificate.cert } });
     const plain = connect(port, '127.0.0.1');
     onTestFinished(() => void plain.destroy());
-    // The question for TLS, and the beginning of a call that would swallow what the client says next.
+    // The TLS probe, and the beginning of a call that would consume the client's next bytes.
     plain.write(Buffer.concat([uint32s(0x8000_0028, 1, 0, 2, program, 3, 0, 7, 0, 0, 0), uint32s(0x8000_1000, 2, 0)]));
     await once(plain, 'data');
     const secure = connectTls({
@@ -384,7 +384,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     slow.resolve();
     secured.write(call(3, 2));
     const [answer] = (await once(secured, 'data')) as [Buffer];
-    // COUNT, which was not done in the clear.
+    // COUNT returns 1, so the call in plain text was not executed.
     expect([answer.readUInt32BE(4), answer.readUInt32BE(answer.length - 4)]).toEqual([3, 1]);
     secured.write(call(4, 2));
     expect(((await once(secured, 'data')) as [Buffer])[0].readUInt32BE(4)).toBe(4);
@@ -396,7 +396,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     const { port } = await startServer({ tls: serverCertificate });
     const plain = connect(port, '127.0.0.1');
     onTestFinished(() => void plain.destroy());
-    // More than are worked on at once.
+    // More calls than the in-flight limit.
     const doubles = Array.from({ length: 200 }, (_, i) => uint32s(0x8000_002c, i, 0, 2, program, 3, 1, 0, 0, 0, 0, i));
     plain.write(Buffer.concat([...doubles, uint32s(0x8000_0028, 999, 0, 2, program, 3, 0, 7, 0, 0, 0)]));
     let receivedBytes = Buffer.alloc(0);
@@ -456,7 +456,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     });
   });
 
-  describe('names its protocol', () => {
+  describe('negotiates its protocol by ALPN', () => {
     /** A server that grants TLS to every client, and then answers 42 to every call. */
     async function startTlsServer(options: TlsOptions): Promise<{ readonly port: number }> {
       const tls = createTlsServer(options, (secured) => {
@@ -482,7 +482,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
       return { port: (server.address() as AddressInfo).port };
     }
 
-    /** What the server chose for a client that offers these. */
+    /** Returns the protocol that the server chose for a client with these ALPN protocols. */
     async function negotiatedProtocol(
       port: number,
       ca: Buffer,
@@ -497,7 +497,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
       return secure.alpnProtocol;
     }
 
-    test('as a client, and does not speak to a server of another protocol', async () => {
+    test('as a client, and rejects a server that chooses another protocol', async () => {
       const serverCertificate = certificate('server');
       const receivedItems: (readonly string[])[] = [];
       const ALPNCallback: TlsOptions['ALPNCallback'] = ({ protocols }) => {
@@ -512,12 +512,12 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
       await expect(client(other.port, { tls, dialRounds: 1 }).call(doubleCall, 21)).rejects.toMatchObject({
         failure: 'tls',
       });
-      // As the one of Linux.
+      // Linux's server does not use ALPN.
       const silent = await startTlsServer(serverCertificate);
       expect(await client(silent.port, { tls }).call(doubleCall, 21)).toBe(42);
     });
 
-    test('as a server, and does not speak to clients that want another', async () => {
+    test('as a server, and rejects clients that offer only other protocols', async () => {
       const serverCertificate = certificate('server');
       const { port } = await startServer({ tls: serverCertificate });
       expect(await negotiatedProtocol(port, serverCertificate.cert, ['h2', 'sunrpc'])).toBe('sunrpc');

@@ -14,7 +14,7 @@ import { createSender, type Sender } from './sender.ts';
 import { readFromDataEvents, readIntoReceiver } from './socket-reading.ts';
 import { commonNameOf, createTlsUpgrade, type TlsUpgrade } from './tls-upgrade.ts';
 
-/** The caller as far as it is known: its address, and the user that it claims to be. */
+/** The address of a caller, and the user that it claims. */
 export interface Caller {
   readonly address: string;
   readonly port: number;
@@ -22,8 +22,8 @@ export interface Caller {
   readonly identity: Identity | undefined;
   readonly isEncrypted: boolean;
   /**
-   * The common name of the caller's verified certificate. Undefined: it has no certificate, or one with no common name or
-   * several.
+   * The common name of the caller's verified certificate. Undefined: the caller has no certificate, or its certificate does not
+   * have exactly one common name.
    */
   readonly certificate?: string | undefined;
 }
@@ -70,17 +70,17 @@ export interface RpcServerOptions {
   readonly onError?: (what: string, cause: unknown) => void;
 }
 
-/** The calls of one connection that are executed at once, and their bytes. Beyond either, the server stops reading from the connection. */
+/** Limits on the calls in flight of one connection, and on their bytes. Beyond them, the server stops reading from the connection. */
 const maxInFlight = 128;
 const maxInFlightBytes = 4 * 1024 * 1024;
 /** Reply bytes that a client has not read yet. Beyond this, the server stops reading from the connection, too. */
 const maxUnsentReplyBytes = 4 * 1024 * 1024;
-/** The same for all connections together. Beyond this, the server stops reading from those that hold memory. */
+/** The limit on the bytes of calls and replies of all connections. Beyond it, the server stops reading from connections that hold some. */
 const maxHeldBytes = 256 * 1024 * 1024;
 /** The server drops a client that reads nothing of its replies for this long. */
 const clientReadTimeoutMs = 60_000;
 
-/** The time for receiving one whole call: enough for very slow links. */
+/** The timeout for receiving one whole call: enough for very slow links. */
 const callReceiveTimeoutMs = 60_000;
 /** The memory for incomplete calls of all connections: as much as a hundred clients that write 1 MiB at once. */
 const maxPartialCallBytes = 128 * 1024 * 1024;
@@ -295,7 +295,7 @@ function serveCalls(
 
   /**
    * When a client has closed its side, the server ends the connection once all its calls are done. So the client knows that
-   * nothing runs late.
+   * none of its calls runs later.
    */
   const onEnd = (): void => {
     hasEnded = true;

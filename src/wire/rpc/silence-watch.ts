@@ -17,7 +17,7 @@ export interface SilenceWatch {
   connected(): void;
   /** The server has answered a call. */
   answered(): void;
-  /** How long nothing was received while calls were pending, counted from the first time that this is called. */
+  /** How long nothing was received while calls were pending, counted from the first call of this function. */
   silentMs(now: number): number;
   /** Checks the connection if nothing was received for this long, and resets it if it is dead. */
   checkIfSilent(silentMs: number): void;

@@ -15,39 +15,42 @@ import type { Procedure } from './procedure.ts';
 import { createRpcServer, type RpcServerOptions, type ServedProcedure } from './server.ts';
 
 const stallMs = 200;
-/** As a `hard` mount asks. */
+/** The options of a call of a `hard` mount. */
 const withoutDeadline: CallOptions = { deadlineMs: Number.POSITIVE_INFINITY };
 
-describe.skipIf(needs('root', 'ganesha'))('a connection that died without a word, to a server with one address', () => {
-  const it = exportedByGanesha();
+describe.skipIf(needs('root', 'ganesha'))(
+  'a client whose connection to a server with one address died silently',
+  () => {
+    const it = exportedByGanesha();
 
-  test.each([1, 3])('pending calls are resent on a new connection, with %d connections', async (connections) => {
-    const proxy = await startProxy({ host: it.server.host, port: it.server.nfsPort });
-    const common = { clock: systemClock(), identity: user(0), stallMs, connections };
-    using rpc = createRpcClient({ ...common, addresses: [proxy] });
-    const nfs = createNfsClient(rpc, systemClock());
-    await Promise.all(Array.from({ length: connections }, () => nfs.null()));
-    proxy.stallOpen();
-    const names = Array.from({ length: 30 }, (_, i) => `sub-${i}`);
-    await Promise.all(names.map((name) => nfs.mkdir(it.directory, name, { mode: 0o755 }, withoutDeadline)));
-    expect(fs.readdirSync(it.folder).toSorted()).toEqual(names.toSorted());
-  });
+    test.each([1, 3])('resends pending calls on a new connection, with %d connections', async (connections) => {
+      const proxy = await startProxy({ host: it.server.host, port: it.server.nfsPort });
+      const common = { clock: systemClock(), identity: user(0), stallMs, connections };
+      using rpc = createRpcClient({ ...common, addresses: [proxy] });
+      const nfs = createNfsClient(rpc, systemClock());
+      await Promise.all(Array.from({ length: connections }, () => nfs.null()));
+      proxy.stallOpen();
+      const names = Array.from({ length: 30 }, (_, i) => `sub-${i}`);
+      await Promise.all(names.map((name) => nfs.mkdir(it.directory, name, { mode: 0o755 }, withoutDeadline)));
+      expect(fs.readdirSync(it.folder).toSorted()).toEqual(names.toSorted());
+    });
 
-  test('calls continue by themselves after the whole network was silent for a while', async () => {
-    const proxy = await startProxy({ host: it.server.host, port: it.server.nfsPort });
-    using rpc = createRpcClient({ clock: systemClock(), identity: user(0), stallMs, addresses: [proxy] });
-    const nfs = createNfsClient(rpc, systemClock());
-    await nfs.null();
-    proxy.stall();
-    const pendingMkdir = nfs.mkdir(it.directory, 'made', { mode: 0o755 }, withoutDeadline);
-    // It has tried a new one, in vain.
-    await expect.poll(() => proxy.connections, { timeout: 30_000 }).toBeGreaterThan(2);
-    await proxy.down();
-    await proxy.up();
-    await pendingMkdir;
-    expect(fs.readdirSync(it.folder)).toEqual(['made']);
-  });
-});
+    test('continues its calls after the whole network was silent for a while', async () => {
+      const proxy = await startProxy({ host: it.server.host, port: it.server.nfsPort });
+      using rpc = createRpcClient({ clock: systemClock(), identity: user(0), stallMs, addresses: [proxy] });
+      const nfs = createNfsClient(rpc, systemClock());
+      await nfs.null();
+      proxy.stall();
+      const pendingMkdir = nfs.mkdir(it.directory, 'made', { mode: 0o755 }, withoutDeadline);
+      // Wait until the client has tried a new connection, without success.
+      await expect.poll(() => proxy.connections, { timeout: 30_000 }).toBeGreaterThan(2);
+      await proxy.down();
+      await proxy.up();
+      await pendingMkdir;
+      expect(fs.readdirSync(it.folder)).toEqual(['made']);
+    });
+  },
+);
 
 describe('a server that is slow', () => {
   const program = 200_000;
@@ -66,7 +69,7 @@ describe('a server that is slow', () => {
     finish(): void;
   }
 
-  /** Takes its time for its work. */
+  /** Starts a server whose WORK returns after `finish()`. `answersNull`: NULL does not wait for that. */
   async function slowServer(tls?: RpcServerOptions['tls'], answersNull = true): Promise<SlowServer> {
     const received = { null: 0, work: 0 };
     const { promise: finished, resolve: finish } = Promise.withResolvers<void>();
@@ -102,7 +105,7 @@ describe('a server that is slow', () => {
     options?: Partial<RpcClientOptions>,
   ): Promise<void> {
     const done = client(port, options).call(work, undefined, withoutDeadline);
-    // Each time it is asked on both connections.
+    // Each liveness check sends NULL on both connections.
     await expect.poll(() => received.null, { timeout: 30_000 }).toBeGreaterThanOrEqual(6);
     finish();
     await done;
@@ -135,7 +138,7 @@ describe('a server that is slow', () => {
       onTestFinished(() => void socket.destroy());
       onRecords(socket, (call) => {
         if (procedureOf(call) === work.number) socket.resetAndDestroy();
-        // Not the signs of life that are asked for on two connections: they have an xid of their own.
+        // Do not count the NULL calls of liveness checks, which have their own xid.
         else if (call.xid !== 0xffff_ffff) queriesByConnection[connection] = (queriesByConnection[connection] ?? 0) + 1;
       });
     });
@@ -144,7 +147,7 @@ describe('a server that is slow', () => {
     onTestFinished(() => void server.close());
     const rpc = client((server.address() as AddressInfo).port);
     rpc.call({ ...work, mutates: () => true }, undefined, withoutDeadline).catch(() => undefined);
-    // Each has a deadline of two seconds. Where one of them counted as late, each connection would get only one.
+    // Each query has a deadline of two seconds. If one of them counted as late, each connection would get only one query.
     await expect.poll(() => Math.max(...queriesByConnection), { timeout: 40_000 }).toBeGreaterThanOrEqual(2);
   });
 });

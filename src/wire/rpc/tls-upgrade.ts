@@ -2,7 +2,7 @@ import type { Socket } from 'node:net';
 import { createServer, type TLSSocket, type TlsOptions } from 'node:tls';
 import { rpcAlpnName } from './tls.ts';
 
-/** Starts TLS on a connection, and calls `then` once the handshake has succeeded. */
+/** Starts TLS on a connection, and calls `onSecured` once the handshake has succeeded. */
 export type TlsUpgrade = (socket: Socket, onSecured: (secured: TLSSocket) => void) => void;
 
 /** The common name of the peer's certificate. */
@@ -14,8 +14,8 @@ export function commonNameOf(secured: TLSSocket): string | undefined {
 
 /**
  * A TLS server that does not listen: connections are handed to it. A TLSSocket on its own would request a client's certificate
- * but not verify it. The server rejects clients that offer only other protocols by ALPN. It accepts those that offer none, as
- * Linux's client does.
+ * but not verify it. The server rejects clients that offer only other protocols by ALPN. It accepts clients that do not use ALPN, such as
+ * Linux's.
  */
 export function createTlsUpgrade(options: TlsOptions): TlsUpgrade {
   const onSecuredByPeer = new Map<string, (secured: TLSSocket) => void>();

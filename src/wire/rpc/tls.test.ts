@@ -31,14 +31,14 @@ const faults: readonly ConnectionFault[] = [
   'says nothing in the handshake',
 ];
 
-describe.skipIf(needs('openssl'))('a server with TLS that is away for a while', () => {
+describe.skipIf(needs('openssl'))('a server with TLS that is unavailable for a while', () => {
   const serverCertificate = certificate('server');
 
   interface ProxiedServer {
     readonly proxy: FaultProxy;
-    /** Calls that came to the server. */
+    /** The arguments of the calls that the server received. */
     readonly received: readonly number[];
-    /** Until then it answers none. */
+    /** The server answers no call before this. */
     answer(): void;
     rpc(options?: Partial<RpcClientOptions>): RpcClient;
   }
@@ -118,7 +118,7 @@ describe.skipIf(needs('openssl'))('a server with TLS that is away for a while', 
   test.each([
     ['with a self-signed certificate', 'self-signed certificate', { tls: certificate('other') }],
     ['without TLS', 'the server does not offer TLS', {}],
-  ])('and comes back %s: told at once, also of what was sent', async (_how, why, options) => {
+  ])('and comes back %s: all calls fail at once, also calls that were sent', async (_how, why, options) => {
     const { proxy, received, rpc } = await serve({ tls: serverCertificate });
     const other = await serve(options);
     const client = rpc({ addresses: [proxy] });
@@ -133,7 +133,7 @@ describe.skipIf(needs('openssl'))('a server with TLS that is away for a while', 
     expect(other.proxy.connections).toBe(2);
   });
 
-  describe('and requires a client certificate', () => {
+  describe('that requires a client certificate', () => {
     const clock = systemClock();
     const fastClock: Clock = { ...clock, sleep: (ms, signal) => clock.sleep(ms / 100, signal) };
     const requireClientCertificate = { requestCert: true, rejectUnauthorized: true, ca: serverCertificate.cert };
@@ -152,7 +152,7 @@ describe.skipIf(needs('openssl'))('a server with TLS that is away for a while', 
       expect(thrown).toMatchObject({ failure: 'tls', maybeDone: true });
       expect(causes(thrown)).toContain('may reject the certificate of this client');
       expect(proxy.connections).toBe(14);
-      // Nobody else waits as long.
+      // Later calls fail at the next closed connection.
       await expect(client.call(slow, 8, withoutDeadline)).rejects.toMatchObject({ failure: 'tls' });
       expect(proxy.connections).toBe(15);
     });

@@ -24,7 +24,7 @@ export interface Call {
   readonly credential: Buffer | undefined;
   /** See `CallOptions`. */
   readonly isNotExecuted: CallOptions['isNotExecuted'];
-  /** The transport made this call itself, so no caller is late if it has no reply. */
+  /** The transport made this call itself, so an expired deadline does not concern any caller. */
   readonly isInternal: boolean;
   /** When the call was made; like `expiresAt` in the clock's elapsed time. */
   readonly startedAt: number;
@@ -33,7 +33,7 @@ export interface Call {
   /** The connection on which it was last sent. */
   sentOn: SentOn | undefined;
   resent: boolean;
-  /** Part of it is sent from the caller's own buffer. */
+  /** Part of the call is sent from the caller's own buffer. */
   lendsBuffer: boolean;
   /** The next call in the same bucket of `PendingCalls`. */
   next: Call | undefined;
@@ -73,7 +73,7 @@ export interface Transport {
   start(call: Call): void;
   /** Drops a call whose caller no longer waits for it. */
   abandon(call: Call): void;
-  /** How long nothing was received while calls were pending, counted from the first time that this is called. */
+  /** How long nothing was received while calls were pending, counted from the first call of this function. */
   silentMs(now: number): number;
   /** Call it periodically. */
   repeat(now: number): void;
@@ -91,8 +91,8 @@ export interface Transport {
 const firstBackOffMs = 50;
 const maxBackOffMs = 5_000;
 /**
- * Not every server says why it closes a TLS connection: Linux does not when it rejects a client's certificate. A server that is
- * starting up does so too, but not for half a minute, which this many attempts take with their pauses.
+ * Not every server says why it closes a TLS connection: Linux does not say it when it rejects a client's certificate. A server
+ * that is starting up also closes connections, but not for half a minute, which this number of attempts takes.
  */
 const maxConnectionsClosedUnanswered = 14;
 /** How long to retry the port of a lost connection: it may be in use for a moment, or a firewall may drop it. */
@@ -104,7 +104,7 @@ const localPortOf = ({
 }: Connection): Pick<PreviousConnection, 'address' | 'localPort'> | undefined =>
   localPort === undefined ? undefined : { address, localPort };
 
-/** Half of it is random, so that many clients do not reconnect to a server at the same moment. */
+/** Makes half of the time random, so that many clients do not reconnect to a server at the same moment. */
 const withJitter = (ms: number): number => ms * (0.5 + Math.random() / 2);
 
 export function createTransport(options: TransportOptions): Transport {

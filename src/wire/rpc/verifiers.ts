@@ -27,7 +27,7 @@ export interface Verifiers {
   queries(): readonly VerifierQuery[];
 }
 
-/** A pending REMOVE may be about the file that was written last, so keep several files. */
+/** Keep several files, since a pending REMOVE may remove the file that was written last. */
 const maxQueryFiles = 4;
 
 export function createVerifiers(): Verifiers {

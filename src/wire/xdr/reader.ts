@@ -1,4 +1,4 @@
-/** Received data violate the protocol: too short, too long, or an invalid value. */
+/** The received data violate the protocol: they are too short, too long, or contain an invalid value. */
 export class XdrError extends Error {
   override readonly name = 'XdrError';
 }
@@ -29,7 +29,7 @@ export class XdrReader {
     return this.end - this.offset;
   }
 
-  /** Skips that many bytes and returns their offset. Throws if there are fewer. */
+  /** Skips that many bytes and returns the offset of the first one. Throws if there are fewer. */
   skipBytes(length: number): number {
     const from = this.offset;
     if (length > this.end - from) throw new XdrError(`message ends ${length - (this.end - from)} bytes too early`);
@@ -80,7 +80,7 @@ export class XdrReader {
     return Buffer.from(this.opaqueView(max));
   }
 
-  /** A copy of a short opaque, byte by byte: faster than a copy by Node or V8 for a few bytes. */
+  /** Copies a short opaque byte by byte, which is faster for a few bytes than a copy by Node or V8. */
   shortOpaque(max: number): Uint8Array {
     const length = this.length(max);
     const from = this.skipPadded(length);
@@ -119,7 +119,7 @@ export class XdrReader {
     return true;
   }
 
-  /** A name as text; also as bytes if it is not valid UTF-8, and the text is then only for display. */
+  /** Returns a name as text. If it is not valid UTF-8, returns its bytes, too, and the text is only for display. */
   name(max: number): { readonly text: string; readonly bytes: Buffer | undefined } {
     const length = this.length(max);
     const from = this.skipPadded(length);

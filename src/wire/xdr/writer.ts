@@ -8,7 +8,7 @@ const maxShortBytes = 64;
 /** A name or path: text, or bytes if it is not UTF-8. */
 export type Text = string | Uint8Array;
 
-/** Writes XDR (RFC 4506) into one buffer that grows as needed. A class for the same reason as XdrReader: every call uses it. */
+/** Writes XDR (RFC 4506) into one buffer that grows as needed. A class for the same reason as XdrReader: every call uses a writer. */
 export class XdrWriter {
   buffer: Buffer;
   view: DataView;
@@ -88,12 +88,12 @@ export class XdrWriter {
     return this.pad(length);
   }
 
-  /** An opaque that is kept as a string with one character per byte. */
+  /** Writes an opaque from a string with one character per byte. */
   latin1(bytes: string): this {
     return this.u32(bytes.length).rawLatin1(bytes).pad(bytes.length);
   }
 
-  /** The same without length and padding. */
+  /** Writes the bytes of a string with one character per byte, without length and padding. */
   rawLatin1(bytes: string): this {
     const { length } = bytes;
     this.reserve(length + 3);

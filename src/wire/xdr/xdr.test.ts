@@ -9,13 +9,13 @@ function readerOf(bytes: Uint8Array): XdrReader {
 }
 
 const encode = (write: (writer: XdrWriter) => unknown): Buffer => {
-  // Small, so that it has to grow.
+  // A small buffer, so that the writer has to grow it.
   const writer = new XdrWriter(8);
   write(writer);
   return Buffer.from(writer.written);
 };
 
-describe('written values are read back', () => {
+describe('an XdrReader reads back what an XdrWriter wrote', () => {
   test('numbers', () => {
     fc.assert(
       fc.property(
@@ -62,7 +62,7 @@ describe('written values are read back', () => {
   });
 });
 
-describe('received bytes are not trusted', () => {
+describe('an XdrReader does not trust received bytes', () => {
   test('a length beyond its bound or beyond the end is an error', () => {
     const long = encode((w) => w.opaque(Buffer.alloc(100)));
     expect(() => readerOf(long).opaque(99)).toThrow(XdrError);
