@@ -3,7 +3,7 @@ import { type Attributes, fileType, type SetAttributes } from './structures.ts';
 
 export const isSameText = (a: Text, b: Text): boolean => Buffer.from(a as string).equals(Buffer.from(b as string));
 
-/** Whether the attributes are those that this SETATTR sets. A time set to the server's clock proves nothing. */
+/** Whether the attributes match this SETATTR. Ignores times that it sets to the server's clock, since they can't be compared. */
 export function matchesSetattr(actual: Attributes, { mode, uid, gid, size, atime, mtime }: SetAttributes): boolean {
   const comparedPairs = [
     [mode, actual.mode],

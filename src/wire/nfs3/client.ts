@@ -78,8 +78,8 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     withValidName(args, () => call(procedures.lookup, args, options));
 
   /**
-   * Creates an object, or finds the one that the first of two identical calls created. `isOurs`: whether the existing object can
-   * be that one.
+   * Creates an object. If the call was sent twice, finds the object that the first copy created. `isOurs`: whether the existing
+   * object may be that object.
    */
   function createObject<A extends DirOpArgs>(
     procedure: Procedure<A, procedures.CreateResult>,
@@ -115,7 +115,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
         const args = { handle, set, ifChangedAt: options?.ifChangedAt };
         return await mutate({ procedure: procedures.setattr, args, options });
       } catch (cause) {
-        // The first of the two calls may have made the change that fails the guard.
+        // The first copy of the call may have made the change that fails the guard of the second.
         if (!isNfsError(cause, 'NOT_SYNC') || !cause.resent) throw cause;
         const after = await call(procedures.getattr, handle, options);
         if (!matchesSetattr(after, set)) throw cause;
@@ -126,7 +126,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     access: async (handle, mask, options) => (await call(procedures.access, { handle, mask }, options)).granted,
     readlink,
     read: (handle, offset, into, options) =>
-      // A longer reply would exceed the limit on records.
+      // A reply with more data would exceed the limit on records.
       call(
         procedures.read,
         { handle, offset, into: into.length > maxTransferBytes ? limitToMaxTransfer(into) : into },

@@ -27,7 +27,7 @@ function recordingBuffer(length: number): DeferredBuffer & { readonly requestedL
   };
 }
 
-describe.skipIf(needs('linux'))('a buffer that is taken when data arrive', () => {
+describe.skipIf(needs('linux'))('a deferred buffer', () => {
   test.each([10, 100_000, mib])('is taken once, for the bytes that arrived: %d', async (length) => {
     const content = randomBytes(length);
     const { nfs, handle } = await serveFile(content);

@@ -52,7 +52,7 @@ const entries: readonly EntryPlus[] = [
   },
 ];
 
-/** A page that begins somewhere in a buffer, as replies do. */
+/** A page at an offset in a buffer, like in a reply. */
 function page(): { readonly buffer: Buffer; readonly reader: XdrReader } {
   const writer = new XdrWriter(4096).u32(0xdead_beef);
   writePostAttributes(writer, attributesOf(1));
@@ -93,7 +93,7 @@ test('a truncated or invalid page is rejected when it arrives, not when its entr
     reader.reset(buffer, reader.view, 4, end);
     expect(() => readDirectoryPagePlus(reader)).toThrow(XdrError);
   }
-  // Whether there is a handle: neither yes nor no.
+  // The flag whether a handle follows must be 0 or 1.
   const at = buffer.indexOf('all') + 4 + 8 + 4 + 84;
   expect(buffer.readUInt32BE(at)).toBe(1);
   buffer.writeUInt32BE(2, at);

@@ -36,14 +36,14 @@ function readHead(reader: XdrReader): bigint {
 
 /**
  * An entry of a page that was copied as a whole. Attributes and handle are decoded when a caller reads them: to decode them for
- * each of thousands of entries costs twice as much as to decode the names. The page has been checked before, so no read goes
- * beyond its end. A class, because its getters are created once and not for each entry.
+ * each of thousands of entries costs twice as much as to decode the names. `readDirectoryPagePlus` has checked the page, so no
+ * read goes beyond its end. A class, because its getters are created once and not for each entry.
  */
 class PageEntry implements EntryPlus {
   readonly name: string;
   readonly bytes: Uint8Array | undefined;
   readonly #page: DataView;
-  /** The offset of the entry, and the offset after its name. */
+  /** The offset of the entry, and the offset after its name, where the cookie is. */
   readonly start: number;
   readonly #on: number;
 

@@ -14,7 +14,7 @@ import { nfsStatus } from './status.ts';
 const { EXIST } = nfsStatus;
 
 describe.skipIf(needs('go-nfs'))('a server without exclusive CREATE', () => {
-  /** Replaces it: guarded, with an mtime that no other client sets. */
+  /** Replaces exclusive CREATE: guarded, with an mtime that no other client sets. */
   const guardedWithMtime = (seconds: number) =>
     ({ mode: 'guarded', set: { mtime: { seconds, nanoseconds: 0 } } }) as const;
 
@@ -36,7 +36,7 @@ describe.skipIf(needs('go-nfs'))('a server without exclusive CREATE', () => {
     };
   }
 
-  test('answers NOTSUPP and creates nothing; a guarded CREATE then shows who was first', async () => {
+  test('answers NOTSUPP and creates nothing; of concurrent guarded CREATEs only one succeeds', async () => {
     const { nfs, root, pathOf } = await startServer();
     await expect(nfs.create(root, 'file', { mode: 'exclusive', verifier: 7n })).rejects.toMatchObject({
       statusName: 'NOTSUPP',
@@ -48,7 +48,7 @@ describe.skipIf(needs('go-nfs'))('a server without exclusive CREATE', () => {
     for (const one of rejections) expect(one).toMatchObject({ reason: { statusName: 'EXIST' } });
   });
 
-  test('after a lost reply our own file is recognised, and the file of another client is not', async () => {
+  test('lets the client recognise its own file after a lost reply, and not take the file of another client', async () => {
     const { nfs, proxiedNfs, root, proxy } = await startServer();
     proxy.cutReplyTo(create.number);
     const { attributes } = await proxiedNfs.create(root, 'mine', guardedWithMtime(1_000_001));

@@ -44,7 +44,7 @@ export async function* readFile(
   const startRead = (): { readonly into: Buffer; readonly count: Promise<number> } => {
     const into = Buffer.allocUnsafeSlow(Math.min(size, end - next));
     const count = readFully(client, handle, next, into, options);
-    // It is awaited later; until then a failure must not count as unhandled.
+    // The promise is awaited later; until then a failure must not count as an unhandled rejection.
     count.catch(() => undefined);
     next += into.length;
     return { into, count };

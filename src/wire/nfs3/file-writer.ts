@@ -19,7 +19,7 @@ export interface FileWriterOptions extends CallOptions {
  * passed to `write` must not change before `flush` has ended.
  */
 export interface FileWriter {
-  /** Resolves when there is room for more data, not when these are written. */
+  /** Resolves when there is room for more data, which may be before this data is written. */
   write(offset: number, data: Uint8Array): Promise<void>;
   /** Resolves when all data are on the server's stable storage. */
   flush(): Promise<void>;
@@ -57,7 +57,7 @@ export function createFileWriter(client: NfsClient, handle: FileHandle, options:
         options,
       );
       if (count === 0) throw new Error('the server wrote nothing, and gave no reason');
-      // If a chunk needed several WRITEs, the oldest verifier counts, since those data may be lost.
+      // If a chunk needs several WRITEs, all of them must return the same verifier: otherwise the first data may be lost.
       if (from === 0) piece.verifier = verifier;
       else if (verifier !== piece.verifier) {
         from = 0;

@@ -34,7 +34,7 @@ describe.skipIf(needs('root', 'ganesha'))('a frozen server', () => {
     await it.frozen(() =>
       expect(it.nfs.create(it.directory, 'mine', exclusive, { deadlineMs: 200 })).rejects.toMatchObject(unknown),
     );
-    // Ganesha works on both at once: in between there is a file that has no verifier yet.
+    // Ganesha executes both calls at the same time: for a moment the file has no verifier yet.
     const createAgain = (): Promise<unknown> =>
       it.nfs.create(it.directory, 'mine', exclusive).then(({ handle }) => it.nfs.getattr(handle), String);
     await expect.poll(createAgain).toMatchObject({ type: fileType.regular, size: 0 });
@@ -60,7 +60,7 @@ describe.skipIf(needs('root', 'ganesha'))('a frozen server', () => {
     const inode = (name: string): bigint => BigInt(fs.statSync(it.on(name)).ino);
     expect(await Promise.all(names.toReversed().map(fileIdOf))).toEqual(names.toReversed().map(inode));
     expect(await callWithoutDeadline).toBe(inode('sub-7'));
-    // All of them by the connection on which the late ones came.
+    // All replies came on the connection of the late replies.
     expect(proxy.connections).toBe(1);
     expect(rpc.pending).toBe(0);
   });
@@ -91,7 +91,7 @@ describe.skipIf(needs('root', 'ganesha'))('a frozen server', () => {
       expect(usedMemoryMib() - before).toBeLessThan(8);
       for (const { status } of await all) expect(status).toBe('rejected');
       expect(rpc.pending).toBe(0);
-      // The memory is the caller's again: what he does with it must not go to the server.
+      // The caller may reuse the memory now, and its new contents must not be sent to the server.
       data.fill(2);
     });
     for (let i = 0; i < 100; i++) await nfs.getattr(handle);
@@ -104,7 +104,7 @@ describe.skipIf(needs('root', 'ganesha'))('a frozen server', () => {
 describe.skipIf(needs('root', 'ganesha'))('a server that is killed and restarts', () => {
   const it = exportedByGanesha();
 
-  /** Its verifier is the second it started in. */
+  /** Ganesha's verifier is its start time in seconds, so this waits for the next second. */
   async function restartServer(meanwhile: () => void): Promise<void> {
     await it.server.kill();
     const killedIn = Math.floor(Date.now() / 1000);
@@ -113,14 +113,14 @@ describe.skipIf(needs('root', 'ganesha'))('a server that is killed and restarts'
     await it.server.restart();
   }
 
-  test('gets all data again that it lost before a COMMIT', async () => {
+  test('gets the data that it lost before a COMMIT again', async () => {
     const { handle } = await it.nfs.create(it.directory, 'file', { mode: 'guarded', set: {} });
     const data = randomBytes(12 * mib + 5);
     const writer = createFileWriter(it.nfs, handle, { atOnce: 4 });
     await writer.write(0, data.subarray(0, 6 * mib));
-    // Some of them answered, some under way.
+    // Some WRITEs were answered, others are in flight.
     await expect.poll(() => fs.statSync(it.on('file')).size).toBeGreaterThan(mib);
-    // With the power the kernel would have lost it, too.
+    // Simulates a power failure, in which the kernel would lose the data, too.
     const restarting = restartServer(() => fs.truncateSync(it.on('file')));
     await writer.write(6 * mib, data.subarray(6 * mib));
     await restarting;

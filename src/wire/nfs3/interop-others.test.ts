@@ -29,7 +29,7 @@ interface TestedServer {
   root: FileHandle;
 }
 
-/** A server for the tests of one describe, with its export mounted: the ground's folder, unless it is in memory. */
+/** Starts a server for the tests of one describe and mounts its export: the scratch folder, unless the server is in memory. */
 function startServer({ start, exported }: ServerKind): TestedServer {
   const tested = {} as TestedServer;
   beforeAll(async () => {
@@ -47,7 +47,7 @@ function startServer({ start, exported }: ServerKind): TestedServer {
 }
 
 interface ServerKind {
-  /** What the export is mounted by. */
+  /** The path or tag to mount. */
   readonly exported: string;
   start(folder: string, signal: AbortSignal): Promise<NfsServer>;
 }
@@ -175,7 +175,7 @@ describe.skipIf(needs('root', 'ganesha', 'go-nfs', 'nfs3-server')).each([
     await expect(open.rpc.call({ ...lookup, program: 100_227 }, args)).rejects.toMatchObject({
       failure: 'unsupported',
     });
-    // go-nfs knows no such difference.
+    // go-nfs does not distinguish the two.
     await expect(open.rpc.call({ ...lookup, number: 30 }, args)).rejects.toMatchObject({
       failure: expect.stringMatching(/^(no-procedure|unsupported)$/),
     });
@@ -186,7 +186,7 @@ describe.skipIf(needs('root', 'ganesha', 'go-nfs', 'nfs3-server')).each([
     const { nfs } = tested;
     const { handle } = await nfs.create(directory, 'file', guarded);
     const data = randomBytes(5 * 1024 * 1024 + 1);
-    // One at a time: a file in nfs3_server's memory has no holes.
+    // One WRITE at a time, since the files of nfs3_server cannot have holes.
     const writer = createFileWriter(nfs, handle, { size: 300_001, atOnce: 1 });
     await writer.write(0, data);
     await writer.flush();
@@ -248,14 +248,14 @@ describe.skipIf(needs('go-nfs'))('the differences of go-nfs', () => {
     expect(fs.existsSync(join(scratch.folder, 'filled'))).toBe(false);
   });
 
-  test('it accepts a path in place of a name, so only our check prevents that', async () => {
+  test('it accepts a path instead of a name, so the client has to reject it', async () => {
     const { nfs, root, open, scratch } = tested;
     fs.mkdirSync(join(scratch.folder, 'a/b'), { recursive: true });
     expect((await open.rpc.call(lookup, { directory: root, name: 'a/b' })).attributes?.type).toBe(fileType.directory);
     await expect(nfs.lookup(root, 'a/b')).rejects.toMatchObject({ name: 'NameError' });
   });
 
-  test('a handle stands for a path: after RENAME the old one is STALE', async () => {
+  test('its handles identify paths: after RENAME the old handle is STALE', async () => {
     const { nfs, root } = tested;
     const { handle } = await nfs.create(root, 'old', guarded);
     await nfs.rename({ directory: root, name: 'old' }, { directory: root, name: 'new' });
@@ -294,7 +294,7 @@ describe.skipIf(needs('go-nfs'))('the differences of go-nfs', () => {
 describe.skipIf(needs('nfs3-server'))('the differences of nfs3_server', () => {
   const tested = startServer(rustNfs);
 
-  test('MKDIR of an existing name makes a second entry: only CREATE shows who was first', async () => {
+  test('MKDIR of an existing name creates a second entry, exclusive CREATE does not', async () => {
     const { nfs, root } = tested;
     const first = await nfs.mkdir(root, 'twice', {});
     const second = await nfs.mkdir(root, 'twice', {});
@@ -339,7 +339,7 @@ describe.skipIf(needs('nfs3-server'))('the differences of nfs3_server', () => {
 });
 
 describe.skipIf(needs('root', 'ganesha', 'rpcbind'))('ganesha with a real rpcbind', () => {
-  test('is found through it, and mounted', async () => {
+  test('is found through rpcbind, and mounted', async () => {
     using scratch = createScratchFolder();
     const { signal } = scratch.scope;
     await using server = await startGaneshaWithRpcbind({ exports: [{ path: scratch.folder, tag: 'it' }], signal });
@@ -349,7 +349,7 @@ describe.skipIf(needs('root', 'ganesha', 'rpcbind'))('ganesha with a real rpcbin
     for (const network of ['tcp', 'tcp6'] as const) {
       expect(await find(nfsProgram, nfsVersion, network)).toBe(server.nfsPort);
       expect(await find(mountProgram, mountVersion, network)).toBe(server.mountPort);
-      // The lock manager is not there.
+      // The lock manager is not registered.
       expect(await find(100_021, 4, network)).toBeUndefined();
     }
     using open = await openExport(server, 'it');

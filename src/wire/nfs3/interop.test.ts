@@ -20,7 +20,7 @@ import { type Attributes, type EntryPlus, type FileHandle, fileType, nameOf, sta
 
 const seconds = (ms: number): number => Math.floor(ms / 1000);
 const text = (bytes: Text): string => Buffer.from(bytes as Uint8Array).toString('latin1');
-/** What an ordinary user, with no rights of his own on the folder, is called here. */
+/** The id of an ordinary user without permissions on the folder. */
 const otherUser = 4321;
 
 async function listAll(
@@ -33,7 +33,7 @@ async function listAll(
   return all;
 }
 
-/** What the protocol says about a file must be what the kernel says about it. */
+/** Expects that the attributes from the server equal those from the kernel. */
 function expectSame(attributes: Attributes, stat: Stats): void {
   expect(attributes).toMatchObject({
     mode: stat.mode & 0o7777,
@@ -63,7 +63,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
   let server: NfsServer;
   let open: OpenExport;
   let nfs: NfsClient;
-  /** Of the export; of the folder in it that each test has for itself. */
+  /** The path of the file system with the exports, and of the folder of the current test. */
   let disk: string;
   let folder: string;
   let directory: FileHandle;
@@ -115,7 +115,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
       expectSame(await nfs.getattr(byPath.handle), fs.statSync(exportPath('rw')));
     });
 
-    // To ganesha, what is not there is forbidden too: only the list of exports tells which.
+    // Ganesha returns ACCES also for paths that do not exist.
     test('a path that is not exported is refused', async () => {
       using mountRpc = rpcTo(server.host, server.mountPort, { identity: user(0) });
       await expect(mountRpc.call(mnt, '/no/such')).rejects.toMatchObject({ name: 'MountError', statusName: 'ACCES' });
@@ -149,7 +149,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
         expect(attributes).toEqual(await nfs.getattr(handle));
         expect(attributes?.type).toBe(fileType[name]);
         const now = fs.lstatSync(pathOf(name));
-        // To follow a link changes when it was read last, also when it is the server who looks where it leads.
+        // Reading a link changes its atime, also when the server reads it.
         const read = seconds(now.atimeMs);
         if (name === 'link') expect(attributes?.atime).toSatisfy((told: number) => made <= told && told <= read);
         const atime = name === 'link' ? read : attributes?.atime;
@@ -159,7 +159,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
       socketServer.close();
     });
 
-    test('READDIR and READDIRPLUS give thousands of entries once each, in pages of any size', async () => {
+    test('READDIR and READDIRPLUS return each of thousands of entries once, in pages of any size', async () => {
       const names = Array.from({ length: 3000 }, (_, i) => `entry-${i}-${'x'.repeat(i % 200)}`);
       for (const name of names) fs.writeFileSync(pathOf(name), '');
       const withAttributes = await listAll(nfs, directory);
@@ -470,7 +470,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
         name: 'RpcError',
         failure: 'denied',
       });
-      // One that is taken is no reason to give up: the next attempt is from another.
+      // If a port is in use, the next attempt uses another one.
       using privileged = await openExport(server, 'low', { localPort: () => randomInt(512, 1024), dialRounds: 10 });
       expectSame(await privileged.nfs.getattr(privileged.root), fs.statSync(exportPath('low')));
     });
@@ -492,7 +492,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
       const handle = await create('file');
       const { verifier } = await nfs.write(handle, 0, Buffer.from('before'), stability.unstable);
       await server.kill();
-      // Its verifier is the second it started in.
+      // Ganesha's verifier is its start time in seconds.
       const killedIn = seconds(Date.now());
       await expect.poll(() => seconds(Date.now()), { timeout: 5000 }).toBeGreaterThan(killedIn);
       await server.restart();
@@ -510,7 +510,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
     });
   });
 
-  test('a frozen server: the deadline passes, and the server executes the call later', async () => {
+  test('a frozen server executes a call after its deadline', async () => {
     await server.freeze();
     try {
       await expect(nfs.mkdir(directory, 'late', {}, { deadlineMs: 200 })).rejects.toMatchObject({

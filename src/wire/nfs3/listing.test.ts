@@ -19,7 +19,7 @@ const handle = new Uint8Array(8);
 
 type Answer = { readonly entries: readonly EntryPlus[]; readonly isEnd: boolean; readonly verifier: bigint };
 
-/** Answers as the script says. */
+/** A client whose replies come from `answer`. */
 function scriptedClient(
   answer: (args: ReaddirArgs, call: number) => Answer,
 ): Pick<NfsClient, 'readdirplus' | 'readdir'> {
@@ -31,7 +31,7 @@ function scriptedClient(
 const names = async (client: Pick<NfsClient, 'readdirplus' | 'readdir'>): Promise<string[]> =>
   (await Array.fromAsync(listDirectory(client, handle))).flat().map(({ name }) => name);
 
-/** A directory of that many, in pages. */
+/** A directory with `count` entries, in pages. */
 const directory =
   (count: number, perPage: number) =>
   (args: ReaddirArgs): Answer => {
@@ -99,7 +99,7 @@ describe('listing a directory', () => {
         return { entries: [entry('a', 1)], isEnd: false, verifier: 0n };
       },
     ],
-  ] as [string, (args: ReaddirArgs) => Answer][])('%s are not followed for ever', async (_what, answer) => {
+  ] as [string, (args: ReaddirArgs) => Answer][])('stops at %s', async (_what, answer) => {
     await expect(names(scriptedClient(answer))).rejects.toThrow();
   });
 

@@ -54,14 +54,14 @@ export async function* listDirectory(
     }
     const newEntries = page.entries.filter((entry) => isValidName(nameOf(entry)) && !seen.checkAndAdd(entry));
     if (newEntries.length > 0) {
-      // There is progress, so the listing may restart again.
+      // The listing makes progress, so it may restart again.
       restarts = repeatedEntries = 0;
       yieldedEntries += newEntries.length;
       yield newEntries;
     } else repeatedEntries += Math.max(1, page.entries.length);
     if (page.isEnd) return;
     const last = page.entries.at(-1);
-    // After a restart at most all earlier entries repeat; more than that is a circle.
+    // After a restart, all earlier entries may repeat once. If more repeat, the server lists in circles.
     if (
       last === undefined ||
       last.cookie === position.cookie ||

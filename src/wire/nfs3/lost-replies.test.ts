@@ -14,8 +14,8 @@ const { EXIST, NOENT, NOT_SYNC } = nfsStatus;
 const guarded = { mode: 'guarded', set: { mode: 0o640 } } as const;
 const exclusive = { mode: 'exclusive', verifier: 0x0102_0304_0506_0708n } as const;
 
-/** Ganesha remembers what it answered only for the connection it answered on: a call that comes by a new one is done again. */
-describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call and its reply', () => {
+/** Ganesha keeps replies only for the connection of the call, so it executes a call that is resent on a new connection again. */
+describe.skipIf(needs('root', 'ganesha'))('after the reply to a call is lost', () => {
   const it = exportedByGanesha();
 
   async function connectThroughProxy(): Promise<{ readonly nfs: NfsClient; readonly proxy: CuttingProxy }> {
@@ -27,7 +27,7 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
     return { nfs, proxy };
   }
 
-  /** Each call was really done by the first, and really refused to the second. */
+  /** Expects that the server executed the first copy, and returned this status for the second. */
   const expectSentTwice = (proxy: CuttingProxy, second: number): void => {
     expect(proxy.statuses).toEqual([0, second]);
     expect(proxy.connections).toBe(2);
@@ -71,7 +71,7 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
     expect(proxy.statuses).toEqual([EXIST, EXIST]);
   });
 
-  /** As the data path marks what it makes. */
+  /** The data path marks new files in this way. */
   const setWithAtime = { mode: 0o640, atime: { seconds: 1_234_567, nanoseconds: 1000 } } as const;
 
   test('CREATE, guarded, with an atime: returns the file that the first call created', async () => {

@@ -40,7 +40,7 @@ const successReply =
     write(writer.u32(0));
     return undefined;
   };
-/** To GETATTR: whatever is asked about is a directory. */
+/** Answers GETATTR: every object is a directory. */
 const getattrDirectory: Handle = () => successReply((writer) => writeAttributes(writer, directory));
 const wcc: Reply = successReply((writer) => writer.u32(0).u32(0));
 
@@ -51,7 +51,7 @@ interface ListedEntry {
   readonly attributes?: Attributes;
 }
 
-/** Answers READDIRPLUS by what comes after a cookie in a directory. */
+/** Answers READDIRPLUS with the entries that `after` returns for a cookie and a directory. */
 const readdirplusHandler =
   (after: (cookie: number, handle: string) => readonly ListedEntry[], isEnd: (handle: string) => boolean): Handle =>
   (reader) => {
@@ -99,7 +99,7 @@ describe('an endless directory', () => {
     };
     await expect(list()).rejects.toThrow('the server lists a directory without coming to its end');
     expect(listedCount).toBeGreaterThan(400_000);
-    // All of the names, each with its attributes, would be twice that.
+    // All names with their attributes would take twice as much.
     expect(usedMib).toBeLessThan(70);
   });
 
@@ -121,7 +121,7 @@ describe('an endless directory', () => {
       ),
     ],
     [
-      'one cookie for ever',
+      'the same cookie for ever',
       readdirplusHandler(
         () => [{ name: 'a', cookie: 7 }],
         () => false,
@@ -135,20 +135,20 @@ describe('an endless directory', () => {
       ),
     ],
     [
-      'only names that cannot be',
+      'only invalid names',
       readdirplusHandler(
         (from) => page(from, 9, () => ({ name: 'a/b' })),
         () => false,
       ),
     ],
-  ])('%s', async (_, handle) => {
+  ])('with %s causes an error', async (_, handle) => {
     const { nfs } = await startFakeNfs({ [readdirplus.number]: handle });
     await expect(countEntries(listDirectory(nfs, root))).rejects.toThrow('without coming to its end');
   });
 });
 
 describe('an endless tree', () => {
-  /** Every name is a directory; only the root has any. */
+  /** The root has endless subdirectories, which are empty. */
   const wide = readdirplusHandler(
     (from, handle) =>
       handle === 'root'
@@ -172,7 +172,7 @@ describe('an endless tree', () => {
       [getattr.number]: getattrDirectory,
       [readdirplus.number]: wide,
       [rmdir.number]: () => {
-        // More than the first part.
+        // More than the limit of one pass.
         if (++removed === 12_000) caller.abort();
         return wcc;
       },
@@ -186,11 +186,11 @@ describe('an endless tree', () => {
         failure: 'canceled',
       },
     );
-    // Ten thousand directories, and not the hundreds of thousands that are listed in that time.
+    // The memory of ten thousand directories, not of the hundreds of thousands that the server lists in that time.
     expect(maxUsedMib).toBeLessThan(20);
   });
 
-  test('that contains itself does not keep the client busy for ever', async () => {
+  test('that contains itself can be stopped, and does not fill the memory', async () => {
     const self = readdirplusHandler(
       (from) => page(from, 1, () => ({ name: 'self', handle: root, attributes: directory })),
       () => true,
@@ -204,11 +204,11 @@ describe('an endless tree', () => {
   });
 });
 
-describe('names that lead elsewhere', () => {
+describe('invalid names in a listing', () => {
   test.each([
     ['with handles', root],
-    ['to be looked up', undefined],
-  ])('%s are asked for nowhere, and removed nowhere', async (_, handle) => {
+    ['without handles', undefined],
+  ])('(%s) are never sent to the server', async (_, handle) => {
     const unusualNames = ['..', '.', '', '/', 'a/b', '../../etc/passwd', 'x\0y', 'n'.repeat(255), 'good'];
     const requestedNames: string[] = [];
     const recordName = (reader: XdrReader): void => {

@@ -19,7 +19,7 @@ export interface ExpectedFile {
   readonly expected?: FileHandle | 'anything' | undefined;
 }
 
-/** The calls that remove or give a name. After a lost connection, a lookup of the name shows whether the server executed them. */
+/** The calls that remove, change or add a name. After a lost connection, a lookup of the name shows whether the server executed them. */
 export interface NameChanges {
   remove(directory: FileHandle, name: Text, options?: CallOptions & ExpectedFile): Promise<Wcc>;
   rmdir(directory: FileHandle, name: Text, options?: CallOptions & ExpectedFile): Promise<Wcc>;
@@ -99,7 +99,7 @@ function createNameChecks(call: RetryingCalls['call'], lookup: Lookup): NameChec
 export function createNameChanges({ call, mutate }: RetryingCalls, lookup: Lookup): NameChanges {
   const { lookupHandle, stillRefersTo: stillNames, withExpectedCheck } = createNameChecks(call, lookup);
 
-  /** Succeeds if the name is gone and our own first call may have removed it. */
+  /** Succeeds if the name does not exist and the first copy of the call may have removed it. */
   const removeName = (
     procedure: Procedure<DirOpArgs, Wcc>,
     args: DirOpArgs,
@@ -128,14 +128,14 @@ export function createNameChanges({ call, mutate }: RetryingCalls, lookup: Looku
           options: withExpectedCheck(from, options),
           findOutcome: async (inTime, unknown) => {
             if (await stillNames(from, options?.expected, inTime, unknown)) return undefined;
-            // Either another client renamed it since, or it was never renamed. Without the expected handle, the existence of the
-            // target decides.
+            // Without the expected handle, the existence of the target shows whether the server executed the RENAME: the source
+            // may be missing because another client renamed it.
             if (options?.expected === undefined && (await lookupHandle(to, inTime)) === undefined) throw unknown;
             return { from: unknownChange, to: unknownChange };
           },
         });
       } catch (cause) {
-        // The first of the two calls may have renamed it.
+        // The first copy of the call may have renamed it.
         if (!isNfsError(cause, 'NOENT') || !cause.resent) throw cause;
         await lookup(to, options).catch(rethrowIfGone(cause));
         return { from: unknownChange, to: unknownChange };
@@ -167,7 +167,7 @@ export function createNameChanges({ call, mutate }: RetryingCalls, lookup: Looku
   };
 }
 
-/** If another client removed the object after the server's answer, that answer holds. */
+/** If another client removed the object after the server's error reply, rethrows that error. */
 export const rethrowIfGone =
   (cause: unknown) =>
   (later: unknown): never => {

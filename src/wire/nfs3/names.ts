@@ -23,12 +23,12 @@ function textProblem(name: string): string | undefined {
   if (name === '.' || name === '..') return 'it means a directory';
   if (name.includes('/')) return 'it contains a slash';
   if (name.includes('\0')) return 'it contains a NUL character';
-  // A name of up to a third of the limit fits in any encoding, so most names need no byte count.
+  // UTF-8 needs at most three bytes for each UTF-16 unit, so most names need no byte count.
   if (name.length > maxNameBytes / 3 && Buffer.byteLength(name) > maxNameBytes) return tooLong;
   return undefined;
 }
 
-/** A short name is checked as text, which only tests its bytes. */
+/** Checks short names as text, for `.`, `..` and the empty name. */
 function bytesProblem(name: Uint8Array): string | undefined {
   if (name.length > maxNameBytes) return tooLong;
   if (name.includes(slash)) return 'it contains a slash';

@@ -99,7 +99,7 @@ export const setattr = procedure(
     if (args.ifChangedAt !== undefined) writer.u32(args.ifChangedAt.seconds).u32(args.ifChangedAt.nanoseconds);
   },
   readWcc,
-  // With a guard, a copy that runs late fails.
+  // With a guard, a late copy of the call fails.
   { mutates: ({ ifChangedAt }) => ifChangedAt === undefined },
 );
 
@@ -223,7 +223,7 @@ export const write = procedure(
   { dataOf: ({ data }) => data, mutates: alwaysMutates, serverVerifier: writeVerifier },
 );
 
-/** Has no `mutates`, since it can be repeated at any time. */
+/** The query for the write verifier. It has no `mutates`, since it can be repeated at any time. */
 const verifierQuery = procedure(
   7,
   'WRITE',
@@ -242,10 +242,10 @@ const verifierQuery = procedure(
 );
 
 export interface CreateResult {
-  /** Servers may leave it out; then the client looks it up. */
+  /** Undefined: the server left it out, and the client looks it up. */
   readonly handle: FileHandle | undefined;
   readonly attributes: Attributes | undefined;
-  /** Of the directory. */
+  /** How the directory changed. */
   readonly change?: Wcc | undefined;
 }
 
@@ -274,7 +274,7 @@ export const create = procedure(
     }
   },
   readCreateResult,
-  // Exclusive CREATE, too: a copy that runs late would recreate a file that another client has removed since.
+  // Exclusive CREATE, too: a late copy would recreate a file that another client has removed since.
   { mutates: alwaysMutates },
 );
 
@@ -344,7 +344,7 @@ export const rename = procedure(
 
 export interface LinkResult {
   readonly attributes: Attributes | undefined;
-  /** Of the directory. */
+  /** How the directory changed. */
   readonly change: Wcc;
 }
 

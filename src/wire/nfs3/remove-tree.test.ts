@@ -9,7 +9,7 @@ import { RemovalRefused, removeTree } from './remove-tree.ts';
 import { NfsError, type NfsStatusName, nfsStatus } from './status.ts';
 import { type Attributes, type EntryPlus, fileType } from './structures.ts';
 
-// What may not be removed is left, and nothing else is left because of it. How trees are removed: walk-tree.test.ts.
+// Objects that may not be removed stay, and nothing else stays because of them. See walk-tree.test.ts for removal itself.
 
 const refusal = (procedure: string, status: NfsStatusName): NfsError =>
   new NfsError(procedure, nfsStatus[status], false);
@@ -28,7 +28,7 @@ describe.skipIf(needs('root', 'ganesha'))('removing a tree of another user', () 
   const treePath = (path: string): string => it.on(`tree/${path}`);
   const remaining = (): string[] => fs.readdirSync(it.on('tree'), { recursive: true, encoding: 'utf8' }).sort();
 
-  /** By number 1000, who owns all of the tree but what the test gives to root. */
+  /** Removes the tree as user 1000, who owns all of it except the parts of root. Returns the error. */
   async function removeAsOwner(): Promise<unknown> {
     const open = await openExport(it.server, 'it', { identity: user(1000) });
     onTestFinished(() => open[Symbol.dispose]());
@@ -51,7 +51,7 @@ describe.skipIf(needs('root', 'ganesha'))('removing a tree of another user', () 
     const thrown = await removeAsOwner();
     const ofRoot = ['deep/of-root', 'deep/of-root/inner', 'deep/of-root/one', 'deep/of-root/two'];
     expect(remaining()).toEqual(['closed', 'closed/y', 'deep', ...ofRoot]);
-    // Two files, the directory beside them, which was emptied, and the listing.
+    // The refusals: two files, the emptied directory `inner`, and the listing of `closed`.
     expect(thrown).toMatchObject({ name: 'RemovalRefused', refusals: 4, cause: { statusName: 'ACCES' } });
     expect(String(thrown)).toMatch(
       /^RemovalRefused: (closed: READDIRPLUS|deep\/of-root\/(one|two): REMOVE|deep\/of-root\/inner: RMDIR): NFS3ERR_ACCES; 3 more refused$/,
@@ -61,7 +61,7 @@ describe.skipIf(needs('root', 'ganesha'))('removing a tree of another user', () 
   test('removes the rest once that is allowed', async () => {
     createTree();
     expect(await removeAsOwner()).toBeInstanceOf(RemovalRefused);
-    // Through the server, which may remember for a while whose it was.
+    // Change the owner through the server, which may cache it for a while.
     const { handle: tree } = await it.nfs.lookup(it.directory, 'tree');
     const { handle: deep } = await it.nfs.lookup(tree, 'deep');
     for (const [parent, name] of [
@@ -76,7 +76,7 @@ describe.skipIf(needs('root', 'ganesha'))('removing a tree of another user', () 
   test.each([
     ['a server that does not answer', new RpcError('no answer', { failure: 'deadline', maybeDone: true })],
     ['a file system that is read-only', refusal('REMOVE', 'ROFS')],
-  ])('%s is not asked for the rest', async (_what, cause) => {
+  ])('%s gets no calls for the remaining objects', async (_what, cause) => {
     fs.mkdirSync(it.on('tree'));
     for (let i = 0; i < 200; i++) fs.writeFileSync(treePath(`${i}`), '');
     let removeCalls = 0;

@@ -43,7 +43,7 @@ async function startProxyTo(
   return proxy;
 }
 
-/** What every server that remembers its answers has to be used for. */
+/** The tests for all servers that keep their replies. */
 function testRecognisedResends(nodesOf: () => Promise<ResendNodes>): void {
   test.each(mutations)('$name: the reply is lost, and node B makes a change before the resend', async (mutation) => {
     await loseReply(await nodesOf(), mutation);

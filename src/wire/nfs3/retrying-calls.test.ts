@@ -17,7 +17,7 @@ type Answer = () => unknown;
 
 let clock: FakeClock;
 let calls: string[];
-/** What the server answers, by procedure, in order. */
+/** The server's replies by procedure, in order. */
 let answers: Record<string, Answer[]>;
 let nfs: NfsClient;
 
@@ -49,7 +49,7 @@ const failWith =
   () => {
     throw new RpcError(failure, { failure, ...(more as object) });
   };
-/** The connection was lost, and the server would not recognise the call. */
+/** Fails like a lost connection to a server that would not recognise the call. */
 const connectionLost = (after = 0, before = Number.POSITIVE_INFINITY): Answer =>
   failWith('lost', { maybeDone: true, outcomeCheck: { notBefore: after, deadline: before } });
 const refuseWith =
@@ -61,7 +61,7 @@ const findHandle =
   (handle: FileHandle): Answer =>
   () => ({ handle, attributes: undefined });
 
-/** Lets time pass until the call has ended. */
+/** Advances the clock until the call has ended. */
 async function waitForEnd<R>(call: Promise<R>): Promise<R> {
   let hasEnded = false;
   const settled = call.finally(() => {
@@ -114,7 +114,7 @@ describe('a lost REMOVE that the server would not recognise', () => {
   test.each([failWith('unreachable'), failWith('lost', { maybeDone: false }), refuseWith('JUKEBOX')])(
     'is looked up until the server answers (%#)',
     async (failure) => {
-      // JUKEBOX is asked for again by the look itself, until that gives up.
+      // The LOOKUP itself retries JUKEBOX for a while.
       answers = { REMOVE: [connectionLost()], LOOKUP: [...Array<Answer>(9).fill(failure), refuseWith('NOENT')] };
       await removeFile();
       expect(calls.filter((name) => name === 'REMOVE')).toHaveLength(1);
@@ -122,10 +122,10 @@ describe('a lost REMOVE that the server would not recognise', () => {
   );
 
   test.each<readonly [string, Answer]>([
-    ['is not told before its deadline', failWith('deadline')],
-    ['may not be looked for', refuseWith('ACCES')],
-    ['is looked for on a client that is closed', failWith('closed')],
-  ])('and that %s stays one that may have been done', async (_what, failure) => {
+    ['has no reply to the LOOKUP before its deadline', failWith('deadline')],
+    ['has no permission for the LOOKUP', refuseWith('ACCES')],
+    ['is looked up on a closed client', failWith('closed')],
+  ])('keeps an unknown outcome if it %s', async (_what, failure) => {
     answers = { REMOVE: [connectionLost()], LOOKUP: [failure] };
     await expect(removeFile()).rejects.toMatchObject({ name: 'RpcError', maybeDone: true });
   });
@@ -154,7 +154,7 @@ describe('a lost REMOVE that the server would not recognise', () => {
 });
 
 describe('a lost MKDIR that the server would not recognise', () => {
-  test('is recognised as our own when it is resent after an outage of the server', async () => {
+  test('finds its own directory when it is resent after an outage of the server', async () => {
     const createdDirectory = { handle: expected, attributes: { type: 2 } };
     answers = {
       MKDIR: [connectionLost(), failWith('unreachable'), refuseWith('EXIST', 'MKDIR')],

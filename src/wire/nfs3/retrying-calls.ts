@@ -18,14 +18,14 @@ export interface Mutation<A, R> {
   readonly findOutcome?: ((options: CallOptions, unknown: RpcError) => Promise<R | undefined>) | undefined;
 }
 
-/** Makes NFS calls. Retries JUKEBOX and resolves lost mutations. `failed` handles an error: it returns a result or throws. */
+/** Makes NFS calls. Retries JUKEBOX and resolves lost mutations. `onError` handles an error: it returns a result or throws. */
 export interface RetryingCalls {
   call<A, R>(procedure: Procedure<A, R>, args: A, options: CallOptions | undefined, onError?: OnError<R>): Promise<R>;
-  mutate<A, R>(mutation: Mutation<A, R>, failed?: OnError<R>): Promise<R>;
+  mutate<A, R>(mutation: Mutation<A, R>, onError?: OnError<R>): Promise<R>;
 }
 
 /**
- * A server that answers JUKEBOX (try later, for example during a tape load or a quota count) is asked again until the deadline.
+ * The pauses before the retries after JUKEBOX (try later, for example during a tape load or a quota count), within the deadline.
  */
 const jukeboxPausesMs = [100, 200, 400, 800, 1600, 3200, 5000] as const;
 
@@ -110,7 +110,7 @@ export function createRetryingCalls(rpc: Pick<RpcClient, 'call'>, clock: Clock):
     return resolveIfLost(cause);
   }
 
-  // Without `await` or `catch` on the way: a call costs a few microseconds, and each promise is a part of that.
+  // Without `await` or `catch`: a call takes a few microseconds, and each promise costs a part of that.
   const mutate: RetryingCalls['mutate'] = (mutation, failed = rethrow) =>
     rpc.call(mutation.procedure, mutation.args, mutation.options, (cause, since) =>
       recover(mutation, failed, cause, since),

@@ -11,7 +11,7 @@ import { commit, getattr, lookup, mkdir, read, write } from './procedures.ts';
 import { nfsStatus } from './status.ts';
 import { type Attributes, fileType, stability, writeAttributes, writePostAttributes } from './structures.ts';
 
-/** What servers may do, and the ones we can run do not. */
+/** Replies that RFC 1813 allows, but that the servers of the interoperability tests do not send. */
 const handle = Buffer.from('handle');
 const attributes: Attributes = {
   type: fileType.directory,
@@ -73,7 +73,7 @@ describe('a JUKEBOX reply (try later)', () => {
     let getattrCalls = 0;
     const { nfs } = await startFakeNfs({
       [getattr.number]: () => {
-        // It waits before it asks for the third time.
+        // Abort while the client waits before the third call.
         if (++getattrCalls === 2) setImmediate(() => caller.abort());
         return errorReply(nfsStatus.JUKEBOX);
       },
@@ -103,7 +103,7 @@ describe('a JUKEBOX reply (try later)', () => {
 });
 
 describe('the size of transfers', () => {
-  /** Keeps what is written, and takes at most so much of each call. */
+  /** Starts a server that stores written data, and reads or writes at most `maxBytes` bytes in one call. */
   async function startStoringServer(maxBytes: number): Promise<{ nfs: NfsClient; content: Buffer; sizes: number[] }> {
     const content = Buffer.alloc(3 * 1024 * 1024);
     const sizes: number[] = [];
@@ -156,7 +156,7 @@ describe('the size of transfers', () => {
     },
   );
 
-  test('a server that accepts a gigabyte gets a megabyte', async () => {
+  test('is at most 1 MiB, also if the server accepts more', async () => {
     const { nfs, content, sizes } = await startStoringServer(Number.POSITIVE_INFINITY);
     const writer = createFileWriter(nfs, handle);
     await writer.write(0, data);
@@ -167,7 +167,7 @@ describe('the size of transfers', () => {
   });
 });
 
-describe('invalid names that the client never sends', () => {
+describe('the client never sends the invalid name', () => {
   test.each([['n'.repeat(256)], [Buffer.alloc(256, 0xfe)], ['a/b'], ['..'], ['.'], [''], ['a\0b']])(
     '%j',
     async (name) => {

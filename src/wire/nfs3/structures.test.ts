@@ -110,7 +110,7 @@ describe('decoding returns the encoded values', () => {
   });
 });
 
-describe('decoding any reply returns a result or throws a decoding error', () => {
+describe('decoding any bytes returns a result or throws a decoding error, for', () => {
   const calls: [Procedure<never, unknown>, unknown][] = [
     [procedures.getattr, new Uint8Array(8)],
     [procedures.setattr, {}],
@@ -140,7 +140,7 @@ describe('decoding any reply returns a result or throws a decoding error', () =>
   test.each(calls.map(([procedure, args]) => ({ name: procedure.name, procedure, args })))(
     '$name',
     ({ procedure, args }) => {
-      // Mostly small words: they pass for flags and lengths, and so lead deeper than noise does.
+      // Mostly small words: they are valid flags and lengths, so decoding gets further than with random words.
       const word = fc.oneof({ weight: 4, arbitrary: fc.nat(3) }, { weight: 1, arbitrary: u32 });
       fc.assert(
         fc.property(fc.array(word, { maxLength: 80 }), fc.nat(3), (words, missingBytes) => {

@@ -12,11 +12,11 @@ import { walkTree } from './walk-tree.ts';
 
 interface InterferingClient {
   readonly client: NfsClient;
-  /** What the server said no with, and to what: `READDIRPLUS: NFS3ERR_STALE`. */
+  /** The server's error replies, for example `READDIRPLUS: NFS3ERR_STALE`. */
   readonly refusals: Set<string>;
 }
 
-/** The client, but another client makes a change between a page of a listing and its processing. */
+/** Wraps the client. `onPage` runs between the reply with a page and its processing, like a change by another client. */
 function interfere(
   nfs: NfsClient,
   onPage: (entries: readonly EntryPlus[], directory: FileHandle) => unknown,
@@ -49,7 +49,7 @@ function interfere(
   };
 }
 
-/** On the disk: directories in directories, with files in each. */
+/** Creates nested directories on the disk, with files in each. */
 function createTree(at: string, width: number, depth: number, files: number): void {
   fs.mkdirSync(at);
   for (let i = 0; i < files; i++) fs.closeSync(fs.openSync(join(at, `file-${i}`), 'w'));
@@ -115,7 +115,7 @@ describe.skipIf(needs('root', 'ganesha'))('removing a tree works', () => {
     expect([...refusals]).toContain('RMDIR: NFS3ERR_NOTEMPTY');
   });
 
-  test('again, after it was stopped half-way', async () => {
+  test('after an earlier removal was stopped half-way', async () => {
     createTree(it.on('tree'), 4, 2, 10);
     const caller = new AbortController();
     const onProgress = (done: number): void => {
@@ -126,7 +126,7 @@ describe.skipIf(needs('root', 'ganesha'))('removing a tree works', () => {
     expect(isGone()).toBe(false);
     await remove();
     expect(isGone()).toBe(true);
-    // And when it is gone already.
+    // Removing a tree that does not exist succeeds, too.
     await remove();
   });
 

@@ -14,9 +14,9 @@ export interface TreeOptions extends CallOptions {
 }
 
 export const defaultAtOnce = 32;
-/** The number of directories that are listed at the same time. The deepest come first, so that few have to wait. */
+/** The number of directories that are listed at the same time. The walk takes the deepest directories first, so that few directories have to wait. */
 const listingWorkers = 4;
-/** The limit on directories that were found and are not finished. A tree with more is endless, or too large for memory. */
+/** The limit on directories that were found and are not finished. A tree with more of them is endless, or too large for memory. */
 const maxUnfinishedDirectories = 250_000;
 
 /** The state of a directory during a walk. It is finished when no child is unfinished. */
@@ -47,7 +47,7 @@ export type Visit = (
   enter: (child: Pick<WalkedDirectory, 'handle' | 'name'>) => void,
 ) => Promise<void>;
 
-/** Passes directories to a few workers, deepest first, and calls `leave` for each one without unfinished children. */
+/** Passes directories to a few workers, deepest first, and calls `finishDirectory` for each one without unfinished children. */
 export async function walkDirectories(
   root: FileHandle,
   visit: Visit,

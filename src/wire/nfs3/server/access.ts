@@ -34,7 +34,7 @@ const isOwnedBy = (stats: BigIntStats, who: Credentials): boolean => who.isRoot 
 
 /**
  * Checks access to data. The client checked the permission at open, and the mode may have changed since. The owner is always
- * allowed, since it could change the mode back. A caller that may execute a file may read it, in order to load it.
+ * allowed, since the owner could change the mode back. A caller that may execute a file may read it, in order to load it.
  */
 export function requireDataPermission(stats: BigIntStats, who: Credentials, want: number): void {
   if (isOwnedBy(stats, who) || hasPermission(stats, who, want)) return;

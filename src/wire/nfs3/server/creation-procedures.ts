@@ -142,12 +142,12 @@ function createNew(target: CreationTarget, how: CreateMode): ReturnType<Procedur
     throw cause;
   }
   const node = exported.tree.nodeFor(directory, name, stats);
-  // Most new files are written to soon.
+  // Keep the descriptor, since most new files are written soon.
   exported.tree.keepData(node, fd);
   return wasChanged ? createdReply(target, node, stats, directory, node) : createdReply(target, node, stats, directory);
 }
 
-/** Sets the owner, mode and other attributes of a new file. The boolean tells whether anything was set. */
+/** Sets the owner, mode and other attributes of a new file. The boolean tells whether anything had to be changed. */
 function applyAttributes(
   fd: number,
   how: CreateMode,

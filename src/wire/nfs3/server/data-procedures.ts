@@ -17,7 +17,7 @@ const bigint = { bigint: true } as const;
 const smallReadBytes = 4096;
 /** After a read that waited for the disk, this many reads run in Node's threads. */
 const threadReadsAfterSlowRead = 64;
-/** Each holds up to 1 MiB of memory. */
+/** The limit on concurrent reads in threads: each holds up to 1 MiB of memory. */
 const maxThreadReads = 32;
 
 /** Opens a file and returns its stats; refuses deleted files. */
@@ -120,7 +120,7 @@ const write: ProcedureHandler = (exported, reader, who) => {
   return stable === stability.unstable ? answer() : replyWhenSynced(exported, node, held, answer);
 };
 
-/** Writes synchronously, straight from the receive buffer. A full disk takes a part, and reports the error at the next write. */
+/** Writes synchronously, straight from the receive buffer. If the disk gets full, returns the number of bytes written so far. */
 function writeAll(fd: number, data: Buffer, offset: number): number {
   let written = 0;
   while (written < data.length) {

@@ -18,9 +18,9 @@ export interface Descriptor {
  */
 export interface Descriptors {
   add(fd: number, onClosed: () => void): Descriptor;
-  /** Marks it as used. */
+  /** Marks the descriptor as used in this turn. */
   markUsed(descriptor: Descriptor): void;
-  /** Closes it now, or when its last user is done. */
+  /** Closes the descriptor now, or when its last user is done. */
   drop(descriptor: Descriptor): void;
   release(descriptor: Descriptor): void;
   /** Starts a new turn. */

@@ -6,8 +6,8 @@ import type { Node } from './nodes.ts';
 import { Refusal } from './refusal.ts';
 
 /**
- * Syncs changes to the disk before the server replies. Concurrent calls for the same file or directory share one sync: of
- * sixty-four calls at once, one pays. Syncs run in Node's threads, since a disk takes milliseconds.
+ * Syncs changes to the disk before the server replies. Concurrent calls for the same file or directory share one sync.
+ * Syncs run in Node's threads, since a disk takes milliseconds.
  */
 export interface Durability {
   /** Syncs the data of a file. Its descriptor stays open until then. */
@@ -32,7 +32,7 @@ export function createDurability(tree: ExportedTree): Durability {
   }
 
   async function syncNode(node: Node): Promise<void> {
-    // Use the open descriptor of the data. Otherwise open one for the sync and close it after.
+    // Use the open descriptor of the data. If there is none, open one for the sync.
     if (node.file !== undefined) return await syncHeld(node.file, fsync);
     const fd = reopen(tree, node);
     if (fd === undefined) return;
@@ -67,7 +67,7 @@ export function createSyncCoalescer(): CoalescedSync {
 
   /**
    * A sync that is running may have started before the change. So the call waits for the next one, which it shares with all calls
-   * that come before that starts.
+   * that arrive before the next sync starts.
    */
   return (node, run) => {
     const current = runningSyncs.get(node);
@@ -93,7 +93,7 @@ function reopen(tree: ExportedTree, node: Node): number | undefined {
       stats.isFile() || stats.isDirectory() ? openSync(path, constants.O_RDONLY) : undefined,
     );
   } catch (cause) {
-    // Another process removed or moved it, or the mode denies access even to the owner: the kernel will write it in its own time.
+    // Another process removed or moved it, or the mode denies access even to the owner. The kernel then writes it later.
     if (cause instanceof FileMoved || cause instanceof Refusal || isErrno(cause, 'EACCES')) return undefined;
     throw cause;
   }
@@ -105,7 +105,7 @@ async function sync(syncCall: Sync, fd: number): Promise<void> {
   try {
     await promise;
   } catch (cause) {
-    // Some file systems do not support sync; they have no disk either.
+    // File systems without a disk may not support fsync.
     if (!isErrno(cause, 'EINVAL')) throw cause;
   }
 }

@@ -9,7 +9,7 @@ import { refuse } from './refusal.ts';
 const oPath = 0o10000000;
 const openDirectoryFlags = oPath | constants.O_DIRECTORY | constants.O_NOFOLLOW;
 const openObjectFlags = oPath | constants.O_NOFOLLOW;
-/** Deeper than any path that the kernel accepts. A chain of parents that were moved below each other would be endless. */
+/** Deeper than any path that the kernel accepts. Stops at cycles of parents, which moves by other programs can cause. */
 export const maxDepth = 2048;
 
 const bigintStats = { bigint: true } as const;
@@ -27,8 +27,8 @@ export class FileMoved extends Error {
 
 /**
  * The exported directory. Each step goes from an open directory to one name in it and never follows a link, so nothing that
- * a client creates, moves or swaps can lead outside. Calls are synchronous: a call takes a few microseconds, through Node's
- * threads ten times as long, and the server has a process of its own.
+ * a client creates, moves or swaps can lead outside. Calls are synchronous: a call takes a few microseconds, and ten times
+ * as long in Node's threads. The server has its own process.
  */
 export interface ExportedTree {
   readonly root: Node;
@@ -137,7 +137,7 @@ export function createExportedTree(
     throw new FileMoved(node);
   }
 
-  /** An open file may have lost its last link. */
+  /** Returns the stats of an open file. Its last link may have been removed. */
   function statOpen(node: Node, held: Descriptor): BigIntStats {
     const stats = fstatSync(held.fd, bigintStats);
     if (stats.nlink > 0n) return stats;
@@ -192,7 +192,7 @@ export function createExportedTree(
       descriptors.markUsed(node.file);
       return node.file;
     }
-    // Through the descriptor that names it: what is opened is what was looked at, and a regular file.
+    // Open it through the O_PATH descriptor, so that it is the checked object: a regular file.
     const fd = withOpenPath(node, (own, stats) => {
       if (stats.isDirectory()) refuse('ISDIR');
       if (!stats.isFile()) refuse('INVAL');
@@ -237,7 +237,7 @@ export function createExportedTree(
       if (node === undefined || !isSameFile(stats, node)) return;
       noteChange(node);
       if (stats.isDirectory() || stats.nlink <= 1n) markGone(node);
-      // Another link is left. Only a search can find it; until then the data stay open.
+      // If another link exists, only a search can find it. Until then the descriptor stays open.
     },
     refresh: () => descriptors.closeAll(),
     descriptors,

@@ -8,7 +8,7 @@ import type { ByteString } from './names.ts';
 import { createNode, type Node } from './nodes.ts';
 import { Refusal, refuse } from './refusal.ts';
 
-/** Time after which other calls get a turn. */
+/** The time after which a search lets other calls run. */
 const turnMs = 4;
 /** The limit on directories with a matching hash at one depth. */
 const maxCandidatesPerDepth = 64;
@@ -166,7 +166,7 @@ export function createFileSearch(
     }
     const { wanted, done: walked } = nextSearch;
     const one = wanted.get(origin.ino) ?? { contents: origin, found: undefined };
-    // Two files cannot have the same inode number, so one of the two is gone. Its call has to come again.
+    // Two files cannot have the same inode number, so one of them is deleted. The client has to retry.
     if (one.contents.birth !== origin.birth) refuse('JUKEBOX');
     wanted.set(origin.ino, one);
     await walked;

@@ -11,7 +11,7 @@ import { mountProgram } from '../mount.ts';
 import { NfsError } from '../status.ts';
 import { nfsProgram } from '../structures.ts';
 
-/** What lies beside the export: names, contents, modes, owners, times. */
+/** Returns names, contents, modes, owners and times of a folder outside the export. */
 function snapshotOf(folder: string): string[] {
   return fs
     .readdirSync(folder, { recursive: true, encoding: 'utf8' })
@@ -49,13 +49,13 @@ async function startTarget(): Promise<TestTarget> {
     check: async () => {
       expect(snapshotOf(own.outside)).toEqual(before);
       expect((await nfs.getattr(root)).type).toBe(2);
-      // No input of a client causes an error that an administrator would have to look at.
+      // No input of a client causes an error in the log.
       expect(own.errors).toEqual([]);
     },
   };
 }
 
-/** Sends bytes as the arguments of a procedure. Any answer will do; none will not. */
+/** Sends bytes as the arguments of a procedure, and expects any reply. */
 async function send({ rpc }: TestTarget, program: number, number: number, args: Uint8Array): Promise<void> {
   const procedure: Procedure<Uint8Array, undefined> = {
     program,
@@ -90,7 +90,7 @@ const handle: fc.Arbitrary<Part> = fc
   .tuple(fc.nat(), fc.nat({ max: 30 }), fc.nat({ max: 255 }))
   .map(([handleIndex, byteIndex, bits]) => (writer, handles) => {
     const bytes = Buffer.from(handles[handleIndex % handles.length] as Uint8Array);
-    // Most are good; some are nearly so.
+    // Most handles are valid; some have one changed byte.
     if (byteIndex < 2) bytes[byteIndex * 7] = bits;
     writer.opaque(bytes);
   });
@@ -122,7 +122,7 @@ const time = fc.oneof(
     word,
   ),
 );
-// Sizes stay small here, as a file system may take any; beyond 2^53 they are garbage.
+// Valid sizes are small, since a file system may accept any size. Sizes beyond 2^53 are invalid.
 const size: fc.Arbitrary<Part> = fc
   .oneof(fc.bigInt({ min: 0n, max: 100_000n }), fc.bigInt({ min: 2n ** 53n, max: 2n ** 64n - 1n }))
   .map((value) => (writer) => void writer.u64(value));
@@ -169,7 +169,7 @@ describe.skipIf(needs('linux'))('an NFS server that receives invalid calls keeps
       fc.asyncProperty(shape, fc.nat({ max: 400 }), async (part, endAt) => {
         const writer = new XdrWriter();
         part(writer, target.handles);
-        // Now and then the end is missing.
+        // Some calls are truncated.
         const bytes = endAt < 40 ? writer.written.subarray(0, endAt) : writer.written;
         await send(target, nfsProgram, Number(number), Buffer.from(bytes));
       }),

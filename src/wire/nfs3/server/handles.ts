@@ -5,7 +5,7 @@ import type { ByteString } from './names.ts';
 export interface HandleContents {
   readonly ino: bigint;
   /**
-   * The birth time of the inode in nanoseconds. Inode numbers are reused, these are not. 0 if the file system has no birth times.
+   * The birth time of the inode in nanoseconds. Inode numbers are reused, birth times are not. 0 if the file system has no birth times.
    */
   readonly birth: bigint;
   /**
@@ -46,7 +46,7 @@ export function createHandles(key: Uint8Array): Handles {
       scratch.writeBigUInt64BE(BigInt.asUintN(64, birth), 12);
       scratch.set(parentHashes, headBytes);
       scratch.write(mac(scratch.subarray(0, length)), length, 'latin1');
-      // One conversion: a concatenated string would keep its parts in memory.
+      // Convert all bytes at once, since a concatenated string would keep its parts in memory.
       return scratch.toString('latin1', 0, length + macBytes);
     },
     open: (bytes) => {

@@ -7,7 +7,7 @@ import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
 
-/** Not in line: the server is in this process. */
+/** Asynchronous, since the server runs in this process. */
 const run = promisify(execFile);
 const limits = { timeout: 20_000, maxBuffer: 32 * 1024 * 1024 };
 

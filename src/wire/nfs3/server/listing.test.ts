@@ -107,7 +107,7 @@ describe.skipIf(needs('linux'))('listing a directory', () => {
         statusName: 'NOTDIR',
       });
     }
-    // An answer never holds more than was asked for.
+    // A reply never has more bytes than requested.
     const { entries } = await rpc.call(readdir, { ...readArgs, bytes: 200 });
     expect(entries.length).toBeLessThan(5);
   });

@@ -12,7 +12,7 @@ export interface Listing {
   /** The directory's times when it was read. */
   readonly mtime: bigint;
   readonly ctime: bigint;
-  /** The directory was read long enough after its last change that any later change alters the times. */
+  /** The directory was read so long after its last change that any later change must alter its times. */
   readonly isSettled: boolean;
   /** The listing has every name after this cookie, up to its last name. */
   readonly after: number;
@@ -37,13 +37,13 @@ export interface Listings {
 }
 
 export interface ListingLimits {
-  /** Names of one directory that are held at once. */
+  /** The limit on names of one directory in memory. */
   readonly maxNames: number;
-  /** Names of all cached listings. */
+  /** The limit on names in all cached listings. */
   readonly maxCachedNames: number;
 }
 
-/** Names to read before other calls get a turn. */
+/** The number of names to read before other calls run. */
 const namesPerTurn = 4096;
 /** File systems record times in kernel ticks. */
 const clockTickMs = 50;
@@ -125,7 +125,7 @@ export function createListings(
         if (first.readMore()) return finish(first);
         return enqueue(async () => finish(await readToEnd(first)));
       }
-      // Only one read at a time, since it holds many names.
+      // Only one read at a time, since a read holds many names in memory.
       return enqueue(async () => finish(await readToEnd(start(directory, from))));
     },
     isCurrent,

@@ -32,7 +32,7 @@ const hasClosed = async (socket: Socket): Promise<boolean> => {
   return true;
 };
 
-/** Somebody who only wants to work. */
+/** Creates, writes, reads and removes a file, and expects timely replies. */
 async function expectServed({ nfs, root }: Mounted, name: string): Promise<void> {
   const { handle } = await nfs.create(root, name, { mode: 'guarded', set: {} }, shortDeadline);
   await nfs.write(handle, 0, Buffer.from(name), stability.unstable, shortDeadline);
@@ -42,7 +42,7 @@ async function expectServed({ nfs, root }: Mounted, name: string): Promise<void>
   await nfs.remove(root, name, shortDeadline);
 }
 
-/** Sends as fast as it is taken, until so much is sent or the server has had enough. */
+/** Sends chunks as fast as the server reads, until `bytes` bytes are sent or the server closes the connection. */
 async function sendWithoutEnd(socket: Socket, chunk: Buffer, bytes: number): Promise<void> {
   const { promise: ended, resolve: end } = Promise.withResolvers<void>();
   let wake = end;
@@ -58,10 +58,10 @@ async function sendWithoutEnd(socket: Socket, chunk: Buffer, bytes: number): Pro
 describe.skipIf(needs('linux'))('a malicious client', () => {
   test.each([
     ['a record of 2 GiB', uint32s(0xffff_ffff)],
-    ['a record of just too much', uint32s(0x8000_0000 | (mib + 64 * 1024 + 1))],
-    ['a reply in place of a call', uint32s(0x8000_0018, 1, 1, 0, 0, 0, 0)],
+    ['a record that is one byte too long', uint32s(0x8000_0000 | (mib + 64 * 1024 + 1))],
+    ['a reply instead of a call', uint32s(0x8000_0018, 1, 1, 0, 0, 0, 0)],
     ['a record too short for a call', uint32s(0x8000_0004, 1)],
-  ])('%s ends its connection', async (_, bytes) => {
+  ])('that sends %s loses its connection', async (_, bytes) => {
     const own = await startOwnServer({ durable: false });
     const socket = await connectAttacker(own);
     socket.write(bytes);
@@ -97,7 +97,7 @@ describe.skipIf(needs('linux'))('a malicious client', () => {
     await expect
       .poll(() => idle.filter(({ destroyed, readableEnded }) => destroyed || readableEnded).length)
       .toBeGreaterThan(700);
-    // 256 places, each with the memory to receive and to send. What those had who lost theirs is given back a moment later.
+    // 256 connections, each with buffers for receiving and sending. The memory of evicted connections is freed a moment later.
     await expect.poll(() => usedMemoryMib() - before).toBeLessThan(256 * 0.6);
   });
 
@@ -105,13 +105,13 @@ describe.skipIf(needs('linux'))('a malicious client', () => {
     const connectionLimit = 64;
     const own = await startOwnServer({ maxConnections: connectionLimit, durable: false });
     const before = usedMemoryMib();
-    // All but the last byte of a WRITE, and more connections than there are places.
+    // All but the last byte of a WRITE, on more connections than the limit.
     const part = Buffer.concat([uint32s(0x8000_0000 | mib), Buffer.alloc(mib - 1)]);
     await Promise.all(
       (await connectAttackers(own, connectionLimit * 2)).map((socket) => sendWithoutEnd(socket, part, part.length)),
     );
     await expectServed(await own.mount(), 'file');
-    // In each place one call, and the memory to receive and to send.
+    // Each connection holds one call, and buffers for receiving and sending.
     expect(usedMemoryMib() - before).toBeLessThan(connectionLimit * 1.7);
   });
 
@@ -125,7 +125,7 @@ describe.skipIf(needs('linux'))('a malicious client', () => {
     const { handle: large } = await nfs.lookup(root, 'large');
     const { handle: many } = await nfs.lookup(root, 'many');
     const hugeCount = 0xffff_ffff;
-    /** Gives how long the answer is. */
+    /** Returns the length of the reply. */
     const replyLengthCall = (
       number: number,
       name: string,
@@ -201,7 +201,7 @@ describe.skipIf(needs('linux'))('a malicious client', () => {
     const attackers = attacks.map(async (attack) => {
       while (!isOver) {
         await attack(await connectAttacker(own));
-        // The attackers are in this process, too.
+        // Give the server time, since the attackers run in the same process.
         await delay(5);
       }
     });

@@ -7,7 +7,7 @@ export interface Node extends HandleContents {
   /** The directory in which it was last seen; undefined for the root. */
   parent: Node | undefined;
   name: ByteString;
-  /** Its last link was removed. */
+  /** The last link was removed. */
   isDeleted: boolean;
   /** The handle as a string: it takes a tenth of the memory of a Buffer, and there is one for each file. */
   handle: ByteString | undefined;

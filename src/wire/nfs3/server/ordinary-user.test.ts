@@ -10,7 +10,7 @@ import { createRpcClient } from '../../rpc/client.ts';
 import { createNfsClient } from '../client.ts';
 import { mnt } from '../mount.ts';
 
-/** The server in a separate process of an ordinary user. */
+/** Starts the server in a separate process of an ordinary user, and returns its port. */
 async function startServerAsUser(directory: string, state: string): Promise<number> {
   const program = `
     import { systemClock } from '#base/clock.ts';

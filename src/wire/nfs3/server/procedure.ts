@@ -44,7 +44,7 @@ export function servedProcedure(
   const failureReply = createFailureReply(failureWords);
 
   function failureReplyTo(cause: unknown): Reply {
-    // The client asks again, and that call then waits for the search.
+    // The client retries, and that call then waits for the search.
     if (cause instanceof FileMoved) return failureReply(nfsStatus.JUKEBOX);
     if (cause instanceof XdrError) throw cause;
     const status = statusOf(cause);

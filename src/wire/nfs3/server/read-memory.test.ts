@@ -12,14 +12,14 @@ test('reuses memory, and frees it when no read has needed it for a while', () =>
   const reused = memory.take(mib);
   expect(reused.buffer).toBe(two.buffer);
   memory.release(reused);
-  // One of the two was never taken since.
+  // One of the two buffers was not used since the last call.
   memory.freeUnused();
   const [third, fourth] = [memory.take(mib), memory.take(mib)];
   expect(third.buffer).toBe(two.buffer);
   expect(fourth.buffer).not.toBe(one.buffer);
 });
 
-test('does not take back memory that it did not lend', () => {
+test('ignores released memory that it did not hand out', () => {
   const memory = createReadMemory();
   const otherBuffer = Buffer.alloc(mib);
   memory.release(otherBuffer);

@@ -1,14 +1,14 @@
 import { maxTransferBytes } from '../structures.ts';
 
-/** The number of free buffers to keep; more at the same time are rare. */
+/** The number of free buffers to keep; more concurrent reads are rare. */
 const maxFreeBuffers = 32;
-/** Smaller buffers come from the process's heap. */
+/** Smaller buffers are not reused. */
 const minPooledBytes = 64 * 1024;
 
 /** Reuses the buffers of large reads: fresh memory costs as much as the read, since the kernel zeroes each page of it. */
 export interface ReadMemory {
   take(length: number): Buffer;
-  /** Takes back a buffer from `take`, or a part of one; ignores anything else. */
+  /** Takes back a buffer from `take`, or a part of such a buffer; ignores all others. */
   release(data: Uint8Array): void;
   /** Frees the buffers that were not needed since the last call. */
   freeUnused(): void;

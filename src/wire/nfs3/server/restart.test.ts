@@ -28,7 +28,7 @@ describe.skipIf(needs('linux'))('after a restart', () => {
     const after = await Promise.all([...handles, deep, moved, renamed].map((handle) => nfs.getattr(handle)));
     const ids = (all: typeof after) => all.map(({ fileId, fsid }) => [fileId, fsid]);
     expect(ids(after)).toEqual(ids(before));
-    // And something can be done with them.
+    // The handles can be used for changes, too.
     await nfs.mkdir(handles[20] ?? root, 'new', {});
     expect(fs.existsSync(join(own.directory, 'd0', 'other name'))).toBe(true);
     expect(own.errors).toEqual([]);
@@ -51,7 +51,7 @@ describe.skipIf(needs('linux'))('after a restart', () => {
     await expect(nfs.getattr(handle)).rejects.toMatchObject({ statusName: 'STALE' });
   });
 
-  test('the write verifier is another one, and clients see the change', async () => {
+  test('the server returns another write verifier', async () => {
     const own = await startOwnServer();
     const { nfs, root } = await own.mount();
     const { handle } = await nfs.create(root, 'f', { mode: 'guarded', set: {} });

@@ -151,7 +151,7 @@ describe.skipIf(needs('linux'))('files', () => {
     await expect(nfs.create(root, 'directory', { mode: 'unchecked', set: {} })).rejects.toMatchObject({
       statusName: 'EXIST',
     });
-    // Modes are as asked for, whatever the umask of the server is.
+    // The umask of the server does not change the requested mode.
     await nfs.create(root, 'open', { mode: 'guarded', set: { mode: 0o666 } });
     expect(statSync(pathOf('open')).mode & 0o7777).toBe(0o666);
   });
@@ -176,7 +176,7 @@ describe.skipIf(needs('linux'))('files', () => {
 });
 
 describe.skipIf(needs('linux'))('names', () => {
-  test('name directories and links, and can be renamed', async () => {
+  test('refer to directories and links, and can be renamed', async () => {
     const { nfs, root, pathOf, own } = await startMounted();
     const { handle: d } = await nfs.mkdir(root, 'd', { mode: 0o777 });
     expect(statSync(pathOf('d')).mode & 0o7777).toBe(0o777);
@@ -186,7 +186,7 @@ describe.skipIf(needs('linux'))('names', () => {
     await nfs.rename({ directory: d, name: 'f' }, { directory: root, name: 'h' });
     expect(readdirSync(own.directory).sort()).toEqual(['d', 'g', 'h']);
     expect((await nfs.getattr(f)).links).toBe(2);
-    // Two names of one file: both stay.
+    // If both names refer to the same file, both stay.
     await nfs.rename({ directory: root, name: 'g' }, { directory: root, name: 'h' });
     expect(readdirSync(own.directory).sort()).toEqual(['d', 'g', 'h']);
     await nfs.remove(root, 'h');
@@ -271,8 +271,8 @@ describe.skipIf(needs('linux'))('names', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('the properties of the server', () => {
-  test('include sizes, limits and rights', async () => {
+describe.skipIf(needs('linux'))('the server', () => {
+  test('reports sizes, limits and rights', async () => {
     const { nfs, root, own } = await startMounted();
     const [info, conf, stat] = [await nfs.fsinfo(root), await nfs.pathconf(root), await nfs.fsstat(root)];
     expect(info).toMatchObject({ maxRead: 1024 * 1024, maxWrite: 1024 * 1024, properties: 0x1b });
@@ -283,7 +283,7 @@ describe.skipIf(needs('linux'))('the properties of the server', () => {
     expect(await nfs.access(root, 63)).toBe(63 & ~accessRight.execute);
   });
 
-  test('a read-only export refuses every change', async () => {
+  test('refuses every change of a read-only export', async () => {
     const { nfs, root, pathOf, own } = await startMounted({ readOnly: true });
     writeFileSync(pathOf('f'), 'x');
     const { handle } = await nfs.lookup(root, 'f');
@@ -305,7 +305,7 @@ describe.skipIf(needs('linux'))('the properties of the server', () => {
     expect(readdirSync(own.directory)).toEqual(['f']);
   });
 
-  test('a state folder that is inside the export, or damaged, is refused', async () => {
+  test('refuses a state folder that is inside the export, or damaged', async () => {
     const own = await startOwnServer();
     const serverOptions = { clock: systemClock(), directory: own.directory, port: 0 };
     await expect(createNfsServer({ ...serverOptions, state: join(own.directory, 'state') })).rejects.toThrow(
@@ -323,7 +323,7 @@ describe.skipIf(needs('linux'))('the properties of the server', () => {
     }
   });
 
-  test('a port in use is an error, and no descriptor is left open', async () => {
+  test('fails if its port is in use, and leaves no descriptor open', async () => {
     const own = await startOwnServer();
     const descriptors = (): number => readdirSync('/proc/self/fd').length;
     const before = descriptors();

@@ -116,7 +116,7 @@ export interface NfsServer {
 }
 
 const nobodyId = 65_534;
-/** How long a file that was moved out of the export or deleted can still be reached because it is open here. */
+/** How long clients can still access a file that was moved out of the export or deleted, because the server has it open. */
 const refreshMs = 10_000;
 
 /** Exports a directory over NFS version 3 on TCP, with MOUNT on the same port. */
@@ -261,7 +261,7 @@ async function listenForPortmap(
     { program: nfsProgram, version: nfsVersion, port },
     { program: mountProgram, version: mountVersion, port },
   ];
-  // Every client that may connect may ask: it cannot prove anything before it knows the port.
+  // Every client that may connect may query the portmapper, since a client needs the port before it can authenticate.
   const server = createRpcServer({
     ...about,
     isAllowed: () => true,

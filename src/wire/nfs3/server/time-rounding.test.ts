@@ -6,7 +6,7 @@ import { needs } from '#testbed/needs.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { roundNanoseconds, toUtimesSeconds } from './time-rounding.ts';
 
-/** As libuv does it. */
+/** Converts the time like libuv. */
 const storedNanoseconds = (seconds: number, nanoseconds: number): number =>
   Math.floor((toUtimesSeconds({ seconds, nanoseconds }) - seconds) * 1e9);
 const reportedNanoseconds = (seconds: number, nanoseconds: number): number =>

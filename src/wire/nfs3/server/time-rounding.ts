@@ -11,7 +11,7 @@ const nanosecondsPerSecond = 1_000_000_000;
 const nanosecondsPerMicrosecond = 1000;
 const widestStepNs = 480;
 
-/** The nanoseconds that the kernel stores for such a time. */
+/** The nanoseconds that the kernel stores for a time of whole `seconds` and a fraction. */
 const storedNanoseconds = (time: number, seconds: number): number =>
   Math.floor((time - seconds) * nanosecondsPerSecond);
 
