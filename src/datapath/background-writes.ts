@@ -49,7 +49,7 @@ export function createBackgroundWrites(
     uid,
     gid,
     pid: 0,
-    place: -1,
+    slot: -1,
     resent: false,
     signal: never,
   });

@@ -182,7 +182,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
       },
     };
     await using mount = await mountNfs(ground.folder, { nfs, root: it.directory });
-    const [root, request] = [1, { uid: 0, gid: 0, pid: 0, place: 0, resent: false, signal: never }];
+    const [root, request] = [1, { uid: 0, gid: 0, pid: 0, slot: 0, resent: false, signal: never }];
     const look = async (name: string) => await mount.operations.lookup?.(root, Buffer.from(name), request);
     expect(await look('new')).toMatchObject({ attrMs: expect.closeTo(1_000, -2) });
     expect(await look('old')).toMatchObject({

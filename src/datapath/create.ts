@@ -29,7 +29,7 @@ export function createCreateOperations(context: Context, entries: Entries): Crea
 
   async function createOnServer(what: NewObject, request: Request): Promise<ResolvedName> {
     const { parent } = what;
-    const before = proofs.find(request.place);
+    const before = proofs.find(request.slot);
     // Check before creating an object that the kernel could not be told of.
     if (before === undefined && !nodes.hasRoom()) throw new Errno('ENOMEM');
     const { seconds, nanoseconds } = before?.kind === 'made' ? before : marks.next();
@@ -37,7 +37,7 @@ export function createCreateOperations(context: Context, entries: Entries): Crea
     if (before?.kind === 'made') {
       const made = await findMadeByPredecessor(what, before, request);
       if (made !== undefined) return made;
-    } else proofs.write(request.place, { kind: 'made', seconds, nanoseconds });
+    } else proofs.write(request.slot, { kind: 'made', seconds, nanoseconds });
     const since = attributes.now();
     const isSure = before === undefined && marks.areKept === true;
     const call = isSure ? what.make : (what.exclusively ?? what.make);
@@ -102,12 +102,12 @@ export function createCreateOperations(context: Context, entries: Entries): Crea
       ),
     link: async (id, parent, name, request) => {
       const { handle } = server.node(id);
-      const before = proofs.find(request.place);
+      const before = proofs.find(request.slot);
       if (before?.kind === 'moved') {
         const there = await entries.find(parent, name, request);
         if (there !== undefined && isSame(there.handle, before.handle))
           return await entries.entry(parent, keyOf(name), there, request);
-      } else proofs.write(request.place, { kind: 'moved', handle });
+      } else proofs.write(request.slot, { kind: 'moved', handle });
       const since = attributes.now();
       const send = () =>
         server.callOnTwo(request, id, parent, (file, directory, options) =>

@@ -82,7 +82,7 @@ describe.skipIf(needs('ganesha'))('times of created files', () => {
       uid: 0,
       gid: 0,
       pid: 1,
-      place,
+      slot: place,
       resent: false,
       signal: new AbortController().signal,
     });

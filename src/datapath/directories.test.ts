@@ -14,7 +14,7 @@ const request: Request = {
   uid: 0,
   gid: 0,
   pid: 1,
-  place: 0,
+  slot: 0,
   resent: false,
   signal: new AbortController().signal,
 };

@@ -78,7 +78,7 @@ export function createDirectories(context: Context, entries: Entries): Directory
         const { page } = stream;
         for (; page !== undefined && stream.next < page.entries.length; given++) {
           const entry = page.entries[stream.next] as EntryPlus;
-          if (!add(id, page, entry, { list, plus, place: request.place })) return;
+          if (!add(id, page, entry, { list, plus, place: request.slot })) return;
           stream.position = entry.cookie;
           stream.next++;
         }

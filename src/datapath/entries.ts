@@ -1,5 +1,5 @@
 import type { Entry, Request } from '#wire/fuse/operations.ts';
-import { fileType, maxName } from '#wire/nfs3/structures.ts';
+import { fileType, maxNameBytes } from '#wire/nfs3/structures.ts';
 import { typeByBits } from './attr.ts';
 import type { Context } from './context.ts';
 import { createEntryTtl } from './entry-ttl.ts';
@@ -91,13 +91,13 @@ export function createEntries(context: Context): Entries {
       await server.getattr(request, node.id);
       return entryOf(node, attributes.ttlOf(parent));
     } catch (cause) {
-      undoLookup(node.id, request.place);
+      undoLookup(node.id, request.slot);
       throw cause;
     }
   }
 
   function entry(parent: number, key: string, there: ResolvedName, request: Request): Entry | Promise<Entry> {
-    const node = counted(parent, key, nodes.addLookup(there.handle, request.place));
+    const node = counted(parent, key, nodes.addLookup(there.handle, request.slot));
     if (there.attributes === undefined) return entryFromServer(parent, node, request);
     attributes.update(node.id, there.attributes, there.since);
     sequence.lookedUp(node.id, request);
@@ -118,14 +118,14 @@ export function createEntries(context: Context): Entries {
       const entryMs = cached === undefined ? 0 : cachedMs(parent, cached);
       if (cached !== undefined && entryMs > 0) {
         if (cached.meant === undefined) return nothing(entryMs);
-        const entry = known(parent, key, cached, { place: request.place, count: nodes.addLookup, entryMs });
+        const entry = known(parent, key, cached, { place: request.slot, count: nodes.addLookup, entryMs });
         if (entry !== undefined) {
           readdirAhead.recordHit(parent);
           return entry;
         }
       }
       // Own changes keep the directory's attributes fresh.
-      const isKnown = cached?.meant === undefined && name.length <= maxName && names.isComplete(parent);
+      const isKnown = cached?.meant === undefined && name.length <= maxNameBytes && names.isComplete(parent);
       const directoryMs = isKnown ? ttlMs - attributes.ageMs(parent) : 0;
       if (directoryMs > 0) return nothing(directoryMs);
       readdirAhead.recordMiss(parent, request);

@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import type { Operations, Request } from '#wire/fuse/operations.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
-import { type Attributes, maxTransfer } from '#wire/nfs3/structures.ts';
+import { type Attributes, maxTransferBytes } from '#wire/nfs3/structures.ts';
 import { type Budget, createBudget, maxUnwrittenOfMount } from './budget.ts';
 import { createCalls } from './calls.ts';
 import { createCreateOperations } from './create.ts';
@@ -94,7 +94,7 @@ export const createFileSystem = (parts: FileSystemParts): Partial<Operations> =>
 export function openFileSystem(parts: FileSystemParts): FileSystem {
   const { nodes, clock, options, shared = createSharedCaches() } = parts;
   const { cacheMs: ttlMs = 1_000, softMs: timeoutMs = Number.POSITIVE_INFINITY } = options;
-  const { maxRead = maxTransfer, maxWrite = maxTransfer } = options;
+  const { maxRead = maxTransferBytes, maxWrite = maxTransferBytes } = options;
   const calls = createCalls({ clock, timeoutMs, ended: parts.ended });
   const context = createContext(parts, { calls, shared, ttlMs, timeoutMs, endOf: (id) => writes.end(id) });
   const { attributes, names, server, sequence, waitFor } = context;
@@ -115,7 +115,7 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
     journal: parts.behind?.journal,
     ready,
     isSync: options.sync === true,
-    maxWrite: Math.min(maxWrite, maxTransfer),
+    maxWrite: Math.min(maxWrite, maxTransferBytes),
     isHard: timeoutMs === Number.POSITIVE_INFINITY,
     onDone: charges.written,
     onLost: parts.behind?.onLost,
@@ -130,7 +130,7 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
     unlinking,
     writes,
     memory: shared.reads,
-    maxRead: Math.min(maxRead, maxTransfer),
+    maxRead: Math.min(maxRead, maxTransferBytes),
   });
   const directories = createDirectories(context, entries);
   const { mkdir, mknod, symlink, link } = creating;

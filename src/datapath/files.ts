@@ -76,7 +76,7 @@ export function createFiles(parts: FileParts): FileOperations {
     const epoch = attributes.epoch(id);
     const isSame = cached.get(id) === epoch;
     cached.set(id, epoch);
-    nodes.opened(id, request.place);
+    nodes.opened(id, request.slot);
     writes.opened(id, fh);
     // Readers need no FLUSH on close.
     return { fh, flags: (isSame ? openFlag.keepCache : 0) | (canWrite ? 0 : openFlag.noflush) };
@@ -105,7 +105,7 @@ export function createFiles(parts: FileParts): FileOperations {
     },
     release: (id, { fh }, request) => {
       const closed = (): Promise<void> | undefined => {
-        nodes.closed(id, request.place);
+        nodes.closed(id, request.slot);
         return nodes.get(id)?.opens === 0 ? unlinking.closed(id, request) : undefined;
       };
       // Data from memory maps, or of a process that did not wait for close: the kernel forgets the file after this.

@@ -111,7 +111,7 @@ export const withIdentity = (request: Request, { uid, gid }: Caller): Request =>
   uid,
   gid,
   pid: request.pid,
-  place: request.place,
+  slot: request.slot,
   resent: request.resent,
   get signal() {
     return request.signal;

@@ -11,14 +11,14 @@ import { sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { openExport } from '#testing/nfs-export.ts';
 import { asCaller, mountNfs } from '#testing/nfs-mount.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
-import { credential } from '#wire/rpc/message.ts';
+import { encodeCredential } from '#wire/rpc/message.ts';
 import { access, createIdentities } from './identity.ts';
 
 const run = promisify(execFile);
 
 const object = (mode: number, uid: number, gid: number) => ({ mode, uid, gid });
 const sent = (uid: number, gid: number, ...groups: readonly number[]): Buffer =>
-  credential({ uid, gid, groups, machine: 'stowage-test' });
+  encodeCredential({ uid, gid, groups, machine: 'stowage-test' });
 
 describe('the credential of a call', () => {
   const { credential: of } = createIdentities(asCaller);

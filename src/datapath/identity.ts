@@ -1,5 +1,5 @@
 import type { Attributes } from '#wire/nfs3/structures.ts';
-import { credential } from '#wire/rpc/message.ts';
+import { encodeCredential } from '#wire/rpc/message.ts';
 
 /** The identity of a caller. */
 export interface Caller {
@@ -52,7 +52,7 @@ export function createIdentities({ squash, uid, gid, machine }: IdentityOptions)
       const known = kept.get(key);
       if (known !== undefined) return known;
       if (kept.size >= maxKept) kept.clear();
-      const made = credential({ uid: who.uid, gid: who.gid, groups, machine });
+      const made = encodeCredential({ uid: who.uid, gid: who.gid, groups, machine });
       kept.set(key, made);
       return made;
     },

@@ -44,13 +44,13 @@ describe.skipIf(needs('ganesha', 'linux'))('a request that was executed but not 
         armed.view.setUint32(0, 80, true);
         armed.view.setUint32(8, ++unique, true);
         const { place } = requests.take(0, armed, 80) ?? expect.fail();
-        return { uid: 0, gid: 0, pid: 1, place, resent: false, signal: new AbortController().signal };
+        return { uid: 0, gid: 0, pid: 1, slot: place, resent: false, signal: new AbortController().signal };
       };
       /** A request that is answered. */
       const done = async <R>(ask: (request: Request) => R | Promise<R>): Promise<R> => {
         const request = take();
         const answer = await ask(request);
-        requests.free(request.place);
+        requests.free(request.slot);
         return answer;
       };
       return { on, nodes, table, requests, take, done };
@@ -71,7 +71,7 @@ describe.skipIf(needs('ganesha', 'linux'))('a request that was executed but not 
 
     const second = next();
     await release(second.on, node, releases);
-    second.requests.free(releases.place);
+    second.requests.free(releases.slot);
     expect(second.nodes.get(node)?.opens).toBe(1);
     await second.done((request) => second.on.unlink(root, name('file'), request));
     const [hidden = ''] = readdirSync(it.folder);
@@ -91,7 +91,7 @@ describe.skipIf(needs('ganesha', 'linux'))('a request that was executed but not 
     const second = next();
     expect((await second.on.create(root, name('file'), how, creating)).entry.node).toBe(entry.node);
     await second.on.open(entry.node, constants.O_RDONLY, opening);
-    for (const { place } of [creating, opening]) second.requests.free(place);
+    for (const { slot: place } of [creating, opening]) second.requests.free(place);
     await second.done((request) => second.on.unlink(root, name('file'), request));
     for (let i = 0; i < 2; i++) await second.done((request) => release(second.on, entry.node, request));
     expect(readdirSync(it.folder)).toEqual([]);

@@ -47,7 +47,7 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
       uid: 0,
       gid: 0,
       pid: 1,
-      place: ++places,
+      slot: ++places,
       resent: false,
       signal,
     });

@@ -12,7 +12,7 @@ import type { NfsClient } from '#wire/nfs3/client.ts';
 import { NfsError, nfsStatus } from '#wire/nfs3/status.ts';
 import type { Attributes, FileHandle } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
-import { credential } from '#wire/rpc/message.ts';
+import { encodeCredential } from '#wire/rpc/message.ts';
 import type { Context } from './context.ts';
 import { createFileSystem } from './file-system.ts';
 import { createReaddirAhead } from './readdir-ahead.ts';
@@ -215,10 +215,10 @@ describe('the credential of a listing ahead', () => {
       options: { identity: asCaller },
     }) as Operations;
     const { signal } = new AbortController();
-    const request: Request = { uid: 1000, gid: 1000, pid: 1, place: 1, resent: false, signal };
+    const request: Request = { uid: 1000, gid: 1000, pid: 1, slot: 1, resent: false, signal };
     await on.getattr(1, undefined, request);
     for (let i = 0; i < 20; i++) await on.lookup(1, Buffer.from(`${i}`), request);
-    expect(asked).toEqual([credential({ uid: 1000, gid: 1000, groups, machine: asCaller.machine })]);
+    expect(asked).toEqual([encodeCredential({ uid: 1000, gid: 1000, groups, machine: asCaller.machine })]);
   });
 });
 

@@ -26,7 +26,7 @@ export function createRename(
 
   /** The object to rename. Undefined: a predecessor has already renamed it. */
   async function source(from: EntryName, to: EntryName, request: Request): Promise<ResolvedName | undefined> {
-    const before = proofs.find(request.place);
+    const before = proofs.find(request.slot);
     if (before?.kind === 'moved') {
       const there = await entries.find(to.parent, to.name, request);
       if (there !== undefined && isSame(there.handle, before.handle)) return undefined;
@@ -39,7 +39,7 @@ export function createRename(
     const there =
       (await entries.resolveAsKernelKnows(parent, name, request)) ?? (await entries.find(parent, name, request));
     if (there === undefined) throw new Errno('ENOENT');
-    proofs.write(request.place, { kind: 'moved', handle: there.handle });
+    proofs.write(request.slot, { kind: 'moved', handle: there.handle });
     return there;
   }
 

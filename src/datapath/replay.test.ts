@@ -39,7 +39,7 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
     uid: 0,
     gid: 0,
     pid: 1,
-    place: at,
+    slot: at,
     resent: true,
     signal: new AbortController().signal,
   });

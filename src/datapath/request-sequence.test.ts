@@ -6,7 +6,7 @@ const by = (pid: number): Request => ({
   uid: 0,
   gid: 0,
   pid,
-  place: 0,
+  slot: 0,
   resent: false,
   signal: new AbortController().signal,
 });

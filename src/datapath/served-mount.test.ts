@@ -357,7 +357,7 @@ test.skipIf(needs('linux'))(
     };
     const kernels = await Promise.all(Array.from({ length: maxMounts }, (_, mount) => serve(mount)));
     const longest = Buffer.alloc(80_000);
-    const slot: Slot = { place: 0, buffer: longest, view: new DataView(longest.buffer) };
+    const slot: Slot = { index: 0, buffer: longest, view: new DataView(longest.buffer) };
     const write = { end: inHeaderSize + 40, data: 76_000 };
     put(slot, 2, opcode.write, write.end + write.data);
     slot.view.setUint32(inHeaderSize + 16, write.data, true);

@@ -21,7 +21,7 @@ import type { NfsClient } from '#wire/nfs3/client.ts';
 import { NfsError, nfsStatus } from '#wire/nfs3/status.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
 import { RpcError } from '#wire/rpc/errors.ts';
-import { credential } from '#wire/rpc/message.ts';
+import { encodeCredential } from '#wire/rpc/message.ts';
 import { openFileSystem } from './file-system.ts';
 
 const root = 1;
@@ -57,7 +57,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open or being opened'
       uid,
       gid: uid,
       pid: ++places,
-      place: places,
+      slot: places,
       resent: false,
       signal,
     });
@@ -435,7 +435,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open or being opened'
       return it.nfs.link(handle, to, options);
     };
     await on.rename({ parent, name: name('new') }, { parent, name: name('file') }, 0, request({ uid: 3000 }));
-    expect(asked).toEqual([credential({ uid: 3000, gid: 3000, groups: [2000], machine: 'stowage-test' })]);
+    expect(asked).toEqual([encodeCredential({ uid: 3000, gid: 3000, groups: [2000], machine: 'stowage-test' })]);
   });
 
   test('a hidden name that could not be removed is removed after a later close, as the user who created it', async () => {
@@ -456,7 +456,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open or being opened'
       return it.nfs.remove(directory, text, options);
     };
     await close(file, fh);
-    expect(asked).toEqual([credential({ uid: 3000, gid: 3000, groups: [], machine: 'stowage-test' })]);
+    expect(asked).toEqual([encodeCredential({ uid: 3000, gid: 3000, groups: [], machine: 'stowage-test' })]);
     expect(list()).toEqual(['other']);
   });
 

@@ -84,7 +84,7 @@ export function createSillyRename(
    */
   function runToCompletion(request: Request, work: (request: Request) => Promise<void>): Promise<void> {
     const { uid, gid, pid, resent } = request;
-    const end = work({ uid, gid, pid, resent, place: -1, signal: never }).catch((cause: unknown) => {
+    const end = work({ uid, gid, pid, resent, slot: -1, signal: never }).catch((cause: unknown) => {
       throw asErrno(cause);
     });
     return waitFor(request, (signal) => unlessAborted(end, signal));

@@ -15,7 +15,7 @@ function waiting(softMs: number | undefined, ages: ReadonlyMap<number, number>) 
   const on = withSoftDeadline({ statfs }, { clock, softMs, ages }) as Operations;
   const ask = (place: number, { signal }: AbortController = new AbortController()) => {
     const asked = { code: 'waits' };
-    const answer = on.statfs(1, { uid: 0, gid: 0, pid: 1, place, resent: false, signal }) as Promise<Statfs>;
+    const answer = on.statfs(1, { uid: 0, gid: 0, pid: 1, slot: place, resent: false, signal }) as Promise<Statfs>;
     answer.catch((cause: Errno) => {
       asked.code = cause.code;
     });

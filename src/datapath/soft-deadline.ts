@@ -27,8 +27,8 @@ export function withSoftDeadline(
 
   async function within(does: AnyOperation, args: readonly unknown[], request: Request, ms: number): Promise<unknown> {
     using limit = clock.deadline(ms, request.signal);
-    const { uid, gid, pid, place, resent } = request;
-    const limited: Request = { uid, gid, pid, place, resent, signal: limit.signal };
+    const { uid, gid, pid, slot: place, resent } = request;
+    const limited: Request = { uid, gid, pid, slot: place, resent, signal: limit.signal };
     try {
       return await does(...([...args.slice(0, -1), limited] as never[]));
     } catch (cause) {
@@ -41,7 +41,7 @@ export function withSoftDeadline(
     (does: AnyOperation): AnyOperation =>
     (...args) => {
       const request = args.at(-1) as unknown as Request;
-      const age = ages.get(request.place);
+      const age = ages.get(request.slot);
       return age === undefined ? does(...args) : within(does, args, request, Math.max(0, softMs - age));
     };
   const all = Object.entries(operations).map(([name, does]) => [

@@ -29,7 +29,7 @@ export function createUnlink(context: Context, entries: Entries, { charges, read
 
   /** The object to remove. Undefined: a predecessor has already removed it. */
   async function target(parent: number, name: Buffer, request: Request): Promise<ResolvedName | undefined> {
-    const before = proofs.find(request.place);
+    const before = proofs.find(request.slot);
     if (before?.kind === 'gone') {
       const there = await entries.find(parent, name, request);
       return there !== undefined && isSame(there.handle, before.handle) ? there : undefined;
@@ -37,7 +37,7 @@ export function createUnlink(context: Context, entries: Entries, { charges, read
     const there =
       (await entries.resolveAsKernelKnows(parent, name, request)) ?? (await entries.find(parent, name, request));
     if (there === undefined) throw new Errno('ENOENT');
-    proofs.write(request.place, { kind: 'gone', handle: there.handle });
+    proofs.write(request.slot, { kind: 'gone', handle: there.handle });
     return there;
   }
 

@@ -51,7 +51,7 @@ describe('a mount that is removed while its server is silent', () => {
       uid: 0,
       gid: 0,
       pid: 1,
-      place: ++places,
+      slot: ++places,
       resent: false,
       signal: new AbortController().signal,
     });

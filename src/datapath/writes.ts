@@ -104,7 +104,7 @@ export function createWrites(parts: WritesParts): Writes {
     waitUnlessInterrupted(request, behind.flush(id));
 
   function accept(id: number, { fh, offset }: WritePosition, data: Buffer, request: Request): number | Promise<number> {
-    const { place, uid, gid } = request;
+    const { slot: place, uid, gid } = request;
     const piece = { place, offset, data, writer: { fh, uid, gid } };
     const taken = (length: number): number => {
       attributes.grew(id, offset + length);
@@ -116,7 +116,7 @@ export function createWrites(parts: WritesParts): Writes {
   }
 
   async function writeThrough(id: number, at: WritePosition, data: Buffer, request: Request): Promise<number> {
-    const { place } = request;
+    const { slot: place } = request;
     waiting.add(place);
     try {
       await accept(id, at, data, request);

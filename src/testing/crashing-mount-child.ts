@@ -58,7 +58,7 @@ const operations: Partial<Operations> = {
     const buffer = Buffer.alloc(outHeaderSize + size);
     return { buffer, length: readSync(data, buffer, outHeaderSize, size, offset) };
   },
-  write: async (_node, { offset }, bytes, { place }) => {
+  write: async (_node, { offset }, bytes, { slot: place }) => {
     await pause();
     // The data are written, but the caller has not received the answer yet.
     if (process.argv.includes('dies-behind')) {

@@ -104,8 +104,8 @@ export async function mountFuse(
     },
     onRequest: (slot, end) => {
       free.pop();
-      used.set(slot.place, slot);
-      session.handle(slot.place, { buffer: slot.buffer, view: slot.view, end });
+      used.set(slot.index, slot);
+      session.handle(slot.index, { buffer: slot.buffer, view: slot.view, end });
     },
     onEnd: end,
   });
@@ -135,5 +135,5 @@ export async function mountFuse(
 
 function createSlot(place: number): Slot {
   const memory = new ArrayBuffer(maxWrite + requestOverhead);
-  return { place, buffer: Buffer.from(memory), view: new DataView(memory) };
+  return { index: place, buffer: Buffer.from(memory), view: new DataView(memory) };
 }

@@ -56,7 +56,7 @@ function clearing(operations: Partial<Operations>, proofs: ReturnType<typeof cre
   const cleared =
     (does: AnyOperation): AnyOperation =>
     (...args) => {
-      const { place } = args.at(-1) as Request;
+      const { slot: place } = args.at(-1) as Request;
       const result = does(...args);
       return result instanceof Promise ? result.finally(() => proofs.clear(place)) : result;
     };

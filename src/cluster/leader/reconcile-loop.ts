@@ -22,7 +22,7 @@ export async function runReconcileLoop(options: ReconcileLoopOptions, scope: Sco
   const backOff = createBackOff({ firstMs: 250, maxMs: 15_000, random });
   let wake = Promise.withResolvers<void>();
   using subscriptions = new DisposableStack();
-  for (const object of objects) subscriptions.use(object.on(() => wake.resolve()));
+  for (const object of objects) subscriptions.use(object.onChange(() => wake.resolve()));
   const watches = objects.map((object) => object.run(scope));
   while (!signal.aborted) {
     wake = Promise.withResolvers<void>();

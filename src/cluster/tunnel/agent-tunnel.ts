@@ -71,7 +71,7 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
   /** Connects and serves until the connection is lost, or the leader changes. */
   async function serveUntilLost(leader: LeaderAddress): Promise<void> {
     const leaderChange = new AbortController();
-    using _ = slice.on(() => {
+    using _ = slice.onChange(() => {
       // A leader that removed its address may still answer for a moment, so only another address is a reason to disconnect.
       const current = currentLeader();
       if (current !== undefined && (current.host !== leader.host || current.port !== leader.port)) leaderChange.abort();
@@ -120,7 +120,7 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
     }
   }
 
-  const subscriptions = [slice, authority].map((one) => one.on(() => wake.resolve()));
+  const subscriptions = [slice, authority].map((one) => one.onChange(() => wake.resolve()));
   const scope = { signal, log };
   const tasks = Promise.all([slice.run(scope), authority.run(scope), stayConnected()]);
   return {

@@ -283,7 +283,7 @@ describe('requests in the journal', () => {
     requests.arm(1);
     const next = createRequests(kept.open());
     expect(next.unfinished()).toHaveLength(lines / 2);
-    expect(next.unplaced(0)).toMatchObject({ slot: { place: own.place }, length: 60 });
+    expect(next.unplaced(0)).toMatchObject({ slot: { index: own.index }, length: 60 });
     expect(next.unplaced(1)).toBeUndefined();
     expect(next.held.slots).toBe(1);
     next.free(5);

@@ -162,8 +162,8 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
     }
     const moved = idleCells[cell]?.pop();
     if (moved === undefined) {
-      begin(mount, place, cellCount + slot.place);
-      slots.setOwner(slot.place, inUse);
+      begin(mount, place, cellCount + slot.index);
+      slots.setOwner(slot.index, inUse);
       shares.slots.add(mount, 1);
       return { place, message: { buffer: slot.buffer, view: slot.view, end: length } };
     }
@@ -212,7 +212,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
 
   /** The request in an armed slot. */
   function armedAt(slot: Slot): (UnplacedRequest & { readonly mount: number }) | undefined {
-    const owner = slots.owner(slot.place);
+    const owner = slots.owner(slot.index);
     const length = slot.view.getUint32(0, true);
     if (owner === 0 || owner === inUse || length === 0 || length > slot.buffer.length) return undefined;
     return { slot, length, mount: owner - 1 };
@@ -224,7 +224,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
       const { mount, length } = armedAt(each) ?? { mount: -1, length: 0 };
       if (length === 0) return [];
       const isKnown = known.has(`${mount} ${uniqueOf(each.view)}`);
-      if (isKnown) slots.free(each.place);
+      if (isKnown) slots.free(each.index);
       const taken = isKnown ? undefined : take(mount, each, length);
       return taken === undefined
         ? []
@@ -255,7 +255,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
     free: freeLine,
     freeAll: (mount) => {
       for (let place = 0; place < lines; place++) if (words[word(place, line.mount)] === mount + 1) freeLine(place);
-      for (const { place } of slots.owned()) if (slots.owner(place) === mount + 1) slots.free(place);
+      for (const { index: place } of slots.owned()) if (slots.owner(place) === mount + 1) slots.free(place);
     },
     unfinished: () => {
       const known = Array.from({ length: lines }, (_, place) => leftAt(place)).filter((one) => one !== undefined);
@@ -266,7 +266,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
       const used = new Set(slotsOf([...known, ...withoutLine]));
       for (const slot of slots.owned()) {
         // Also a slot marked as used for a line that was never written. Slots with waiting requests stay.
-        if (!used.has(slot.place) && armedAt(slot) === undefined) slots.free(slot.place);
+        if (!used.has(slot.index) && armedAt(slot) === undefined) slots.free(slot.index);
       }
       return [...known, ...withoutLine];
     },
@@ -276,7 +276,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
       crashSuspects.stopping();
     },
     unplaced: (mount) => {
-      const own = slots.owned().filter(({ place }) => slots.owner(place) === mount + 1);
+      const own = slots.owned().filter(({ index: place }) => slots.owner(place) === mount + 1);
       return own.map(armedAt).find((found) => found !== undefined);
     },
     ...createProofs(memory),

@@ -50,7 +50,7 @@ export function createSlots(memory: JournalMemory, clock: Pick<Clock, 'after'> |
   let next: Slot | undefined;
 
   function at(place: number): Slot {
-    known[place] ??= { place, ...memory.slot(place) };
+    known[place] ??= { index: place, ...memory.slot(place) };
     return known[place];
   }
 
@@ -69,7 +69,7 @@ export function createSlots(memory: JournalMemory, clock: Pick<Clock, 'after'> |
   function free(place: number): void {
     at(place).view.setUint32(0, 0, true);
     setOwner(place, 0);
-    if (next?.place === place) next = undefined;
+    if (next?.index === place) next = undefined;
     idle.push(place);
     restLater();
   }
@@ -110,7 +110,7 @@ export function createSlots(memory: JournalMemory, clock: Pick<Clock, 'after'> |
       if (next === undefined) return undefined;
       // A partly read request may be in it.
       next.view.setUint32(0, 0, true);
-      if (owner(next.place) !== mount + 1) setOwner(next.place, mount + 1);
+      if (owner(next.index) !== mount + 1) setOwner(next.index, mount + 1);
       return next;
     },
     keep: (slot) => {
@@ -118,7 +118,7 @@ export function createSlots(memory: JournalMemory, clock: Pick<Clock, 'after'> |
     },
     empty: (slot) => {
       if (slot === next) slot.view.setUint32(0, 0, true);
-      else free(slot.place);
+      else free(slot.index);
     },
     stop: () => {
       isStopped = true;

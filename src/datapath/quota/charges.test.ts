@@ -27,7 +27,7 @@ let places: number;
 const file = (size: number, used = size, links = 1): Attributes =>
   ({ type: fileType.regular, size, used, links }) as Attributes;
 const { signal } = new AbortController();
-const request = (place = ++places): Request => ({ place, signal }) as Request;
+const request = (place = ++places): Request => ({ slot: place, signal }) as Request;
 const leaving = (attributes: Attributes): SpaceToFree => ({ attributes, epoch });
 
 const write = (id: number, offset: number, length: number): Promise<void> | undefined =>

@@ -104,7 +104,7 @@ export function createCharges({ quota, attributes, getattr, waitFor }: ChargesPa
       () => {
         file.ledger ??= quota.epoch();
         if (abandonedRequests.has(request)) return quota.changed(bytes, bytes);
-        const { place } = request;
+        const { slot: place } = request;
         file.unsettledBytes += bytes;
         unsettled.set(place, { bytes: bytes + (unsettled.get(place)?.bytes ?? 0), file });
       },
@@ -163,7 +163,7 @@ export function createCharges({ quota, attributes, getattr, waitFor }: ChargesPa
     written,
     abandoned: (request) => {
       abandonedRequests.add(request);
-      written(request.place);
+      written(request.slot);
     },
     spaceToFree: (id, request) => (id === undefined ? undefined : stateBefore(id, request).catch(() => undefined)),
     resized: (id, before, after) => {

@@ -63,7 +63,7 @@ function mounted(folder: SharedFolder, server: BlockTree, member: string): Mount
   const known = new Map<number, Attributes>();
   const behind = new Map<number, Promise<void>>();
   let places = 0;
-  const request = (): Request => ({ place: ++places, signal: neverAborts }) as Request;
+  const request = (): Request => ({ slot: ++places, signal: neverAborts }) as Request;
   const idOf = (name: string): number => (names.includes(name) ? names.indexOf(name) : names.push(name) - 1);
   const charges = createCharges({
     quota: one.quota,
@@ -107,7 +107,7 @@ function mounted(folder: SharedFolder, server: BlockTree, member: string): Mount
       const before = behind.get(id);
       behind.set(
         id,
-        Promise.all([before, send(name, first, count, by.place)]).then(() => undefined),
+        Promise.all([before, send(name, first, count, by.slot)]).then(() => undefined),
       );
       return true;
     },

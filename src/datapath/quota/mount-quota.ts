@@ -3,7 +3,7 @@ import { type Clock, systemClock } from '#base/clock.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
-import { credential } from '#wire/rpc/message.ts';
+import { encodeCredential } from '#wire/rpc/message.ts';
 import { isTransient } from '../errors.ts';
 import type { MountSpec, QuotaSpec } from '../mount-spec.ts';
 import type { StoredGrowth } from './account.ts';
@@ -86,5 +86,5 @@ export function createMountQuota(parts: MountQuotaParts): Quota {
 /** Uses the store's identity, which may read the ledger and the whole tree. */
 function storeCredential({ squash, uid, gid }: Pick<MountSpec, 'squash' | 'uid' | 'gid'>): Buffer {
   const isRoot = squash === 'none';
-  return credential({ uid: isRoot ? 0 : uid, gid: isRoot ? 0 : gid, groups: [], machine: '' });
+  return encodeCredential({ uid: isRoot ? 0 : uid, gid: isRoot ? 0 : gid, groups: [], machine: '' });
 }

@@ -52,7 +52,7 @@ describe('while the usage is unknown because the counting node died', () => {
       uid,
       gid: uid,
       pid: 1,
-      place: ++places,
+      slot: ++places,
       resent: false,
       signal,
     });

@@ -10,7 +10,7 @@ import {
   type SetAttributes,
   walkTree,
 } from '#wire/nfs3/index.ts';
-import { credential } from '#wire/rpc/message.ts';
+import { encodeCredential } from '#wire/rpc/message.ts';
 import { identityOf } from './connect.ts';
 import type { NfsStoreRoot } from './open-store-root.ts';
 import type { NfsOptions } from './options.ts';
@@ -33,7 +33,7 @@ export function createChownToGroup(storeRoot: NfsStoreRoot, options: NfsOptions)
     const top = new Uint8Array(Buffer.from(source.way.root, 'base64')) as FileHandle;
     // A user other than root may only chown its own files, to a group that it is in. So put the group into the credential.
     const identity = identityOf(options);
-    const callOptions = { signal, deadlineMs: timeout, credential: credential({ ...identity, groups: [group] }) };
+    const callOptions = { signal, deadlineMs: timeout, credential: encodeCredential({ ...identity, groups: [group] }) };
     const limiter = createLimiter(maxConcurrentChanges);
     let changed = 0;
 

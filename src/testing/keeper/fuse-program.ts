@@ -84,10 +84,10 @@ async function serve(fd: number, as: As): Promise<Device> {
     },
     onRequest: (slot, end) => {
       free.pop();
-      used.set(slot.place, slot);
+      used.set(slot.index, slot);
       const message = { buffer: slot.buffer, view: slot.view, end };
       if (as === 'first' && header.opcode(message) === opcode.mkdir) hang(device, message);
-      else session.handle(slot.place, message);
+      else session.handle(slot.index, message);
     },
     onEnd: () => undefined,
   });
@@ -111,7 +111,7 @@ function readStoredMkdir(): Message | undefined {
 
 function createSlot(place: number): Slot {
   const memory = new ArrayBuffer(defaultInitOptions.maxWrite + requestOverhead);
-  return { place, buffer: Buffer.from(memory), view: new DataView(memory) };
+  return { index: place, buffer: Buffer.from(memory), view: new DataView(memory) };
 }
 
 let as: As = 'first';

@@ -26,8 +26,8 @@ function frame(type: number, flags: number, stream: number, payload: Buffer = Bu
 
 const settings = frame(4, 0, 0);
 const text = (value: string): Buffer => Buffer.concat([Buffer.of(value.length), Buffer.from(value)]);
-/** Kept in the dynamic table by who reads it, as Go's encoder does. */
-const indexed = (name: string, value: string): Buffer => Buffer.concat([Buffer.of(0x40), text(name), text(value)]);
+/** A literal that the decoder adds to its dynamic table, as Go's encoder requests. */
+const indexedField = (name: string, value: string): Buffer => Buffer.concat([Buffer.of(0x40), text(name), text(value)]);
 const dynamicField = (index: number): Buffer => Buffer.of(0x80 | (61 + index));
 
 const socketPath = '/var/lib/kubelet/plugins_registry/file.stowage.dev-reg.sock';
@@ -40,13 +40,13 @@ const fields = (authority: string): readonly HeaderField[] => [
   ['te', 'trailers'],
 ];
 
-/** A peer that writes HTTP/2 by hand, and reads what is answered to a stream. */
+/** A client that sends raw HTTP/2 frames, and reads the reply of a stream. */
 async function rawPeer(path: string) {
   const socket = connect(path);
   const decoder = createHpackDecoder(65_536);
   let rest = Buffer.alloc(0);
-  const heard: { type: number; stream: number; payload: Buffer; fields: readonly HeaderField[] }[] = [];
-  const { promise: gone, resolve } = Promise.withResolvers<void>();
+  const receivedFrames: { type: number; stream: number; payload: Buffer; fields: readonly HeaderField[] }[] = [];
+  const { promise: closed, resolve } = Promise.withResolvers<void>();
   socket.on('close', () => resolve());
   socket.on('error', () => resolve());
   socket.on('data', (chunk: Buffer) => {
@@ -56,7 +56,7 @@ async function rawPeer(path: string) {
       const payload = Buffer.from(rest.subarray(9, 9 + length));
       const type = rest.readUInt8(3);
       if (type === 4 && (rest.readUInt8(4) & 1) === 0) socket.write(frame(4, 1, 0));
-      heard.push({
+      receivedFrames.push({
         type,
         stream: rest.readUInt32BE(5),
         payload,
@@ -66,13 +66,13 @@ async function rawPeer(path: string) {
     }
   });
   const statusOf = (stream: number): string | undefined =>
-    heard
+    receivedFrames
       .filter((one) => one.stream === stream)
       .flatMap((one) => one.fields)
       .find(([name]) => name === 'grpc-status')?.[1];
   return {
     socket,
-    gone,
+    closed,
     write: (...parts: readonly Buffer[]) => socket.write(Buffer.concat(parts)),
     /** Undefined: the stream was reset, or the connection ended. */
     answer: async (stream: number): Promise<{ status: string | undefined; message: Buffer }> => {
@@ -81,11 +81,11 @@ async function rawPeer(path: string) {
           () =>
             statusOf(stream) !== undefined ||
             socket.destroyed ||
-            heard.some((one) => one.type === 3 && one.stream === stream),
+            receivedFrames.some((one) => one.type === 3 && one.stream === stream),
         )
         .toBe(true);
       const message = Buffer.concat(
-        heard.filter((one) => one.type === 0 && one.stream === stream).map((one) => one.payload),
+        receivedFrames.filter((one) => one.type === 0 && one.stream === stream).map((one) => one.payload),
       );
       return { status: statusOf(stream), message };
     },
@@ -97,7 +97,7 @@ afterEach(async () => {
   for (const clean of cleanups.splice(0).reverse()) await clean();
 });
 
-async function served(): Promise<string> {
+async function startServer(): Promise<string> {
   const folder = await mkdtempDisposable(join(tmpdir(), 'stowage-csi-'));
   cleanups.push(() => folder[Symbol.asyncDispose]());
   const path = join(folder.path, 'csi.sock');
@@ -118,23 +118,23 @@ const endHeaders = 4;
 const body = encodeFrame(new Uint8Array());
 const nameIn = (message: Buffer): string => fromBinary(GetPluginInfoResponseSchema, decodeFrame(message)).name;
 
-describe('a client that names the path of the socket as the authority', () => {
+describe('a client that sends the path of the socket as the authority', () => {
   test('is answered, also when its headers refer to the dynamic table', async () => {
-    const peer = await rawPeer(await served());
+    const peer = await rawPeer(await startServer());
     cleanups.push(() => peer.socket.destroy());
-    const block = Buffer.concat(fields(socketPath).map(([name, value]) => indexed(name, value)));
+    const block = Buffer.concat(fields(socketPath).map(([name, value]) => indexedField(name, value)));
     peer.write(preface, settings, frame(1, endHeaders, 1, block), frame(0, endStream, 1, body));
     const first = await peer.answer(1);
     expect(first.status).toBe('0');
     expect(nameIn(first.message)).toBe('file.stowage.dev');
-    // The same six fields, by their places in the table, the newest first.
-    const again = Buffer.concat([6, 5, 4, 3, 2, 1].map(dynamicField));
-    peer.write(frame(1, endHeaders, 3, again), frame(0, endStream, 3, body));
+    // The same six fields by their indexes in the dynamic table: the newest entry has index 1.
+    const repeatedBlock = Buffer.concat([6, 5, 4, 3, 2, 1].map(dynamicField));
+    peer.write(frame(1, endHeaders, 3, repeatedBlock), frame(0, endStream, 3, body));
     expect((await peer.answer(3)).status).toBe('0');
   });
 
   test('is answered with headers in several frames, padded, with a priority, and byte by byte', async () => {
-    const peer = await rawPeer(await served());
+    const peer = await rawPeer(await startServer());
     cleanups.push(() => peer.socket.destroy());
     const block = encodeAsLiterals(fields(socketPath));
     const head = Buffer.concat([Buffer.of(7), Buffer.from([0, 0, 0, 0, 15]), block.subarray(0, 20), Buffer.alloc(7)]);
@@ -151,22 +151,26 @@ describe('a client that names the path of the socket as the authority', () => {
   });
 
   test('is answered after requests with a valid authority', async () => {
-    const peer = await rawPeer(await served());
+    const peer = await rawPeer(await startServer());
     cleanups.push(() => peer.socket.destroy());
-    const good = Buffer.concat(fields('localhost').map(([name, value]) => indexed(name, value)));
-    peer.write(preface, settings, frame(1, endHeaders, 1, good), frame(0, endStream, 1, body));
+    const validBlock = Buffer.concat(fields('localhost').map(([name, value]) => indexedField(name, value)));
+    peer.write(preface, settings, frame(1, endHeaders, 1, validBlock), frame(0, endStream, 1, body));
     expect((await peer.answer(1)).status).toBe('0');
-    const bad = Buffer.concat([...[6, 5, 4].map(dynamicField), indexed(':authority', socketPath), dynamicField(3)]);
-    peer.write(frame(1, endHeaders, 3, bad), frame(0, endStream, 3, body));
+    const invalidBlock = Buffer.concat([
+      ...[6, 5, 4].map(dynamicField),
+      indexedField(':authority', socketPath),
+      dynamicField(3),
+    ]);
+    peer.write(frame(1, endHeaders, 3, invalidBlock), frame(0, endStream, 3, body));
     expect((await peer.answer(3)).status).toBe('0');
-    // By the table as it is now.
-    const last = Buffer.concat([7, 6, 5, 1, 3, 2].map(dynamicField));
-    peer.write(frame(1, endHeaders, 5, last), frame(0, endStream, 5, body));
+    // The fields by their indexes in the table, which has one more entry now.
+    const laterBlock = Buffer.concat([7, 6, 5, 1, 3, 2].map(dynamicField));
+    peer.write(frame(1, endHeaders, 5, laterBlock), frame(0, endStream, 5, body));
     expect((await peer.answer(5)).status).toBe('0');
   });
 
   test('is answered like one without an authority', async () => {
-    const peer = await rawPeer(await served());
+    const peer = await rawPeer(await startServer());
     cleanups.push(() => peer.socket.destroy());
     const block = encodeAsLiterals(fields(''));
     peer.write(preface, settings, frame(1, endHeaders, 1, block), frame(0, endStream, 1, body));
@@ -174,24 +178,24 @@ describe('a client that names the path of the socket as the authority', () => {
   });
 });
 
-describe('a protocol violation ends the connection', () => {
-  const begun = frame(1, 0, 1, encodeAsLiterals(fields(socketPath)));
+describe('the filter ends the connection on', () => {
+  const openBlock = frame(1, 0, 1, encodeAsLiterals(fields(socketPath)));
   test.each([
-    ['a header block that is interrupted', [begun, frame(0, endStream, 1, body)]],
+    ['another frame within a header block', [openBlock, frame(0, endStream, 1, body)]],
     ['a header block that continues without a beginning', [frame(9, endHeaders, 1, Buffer.of(0))]],
-    ['a header block in endless pieces', [begun, ...Array.from({ length: 20 }, () => frame(9, 0, 1))]],
+    ['a header block in endless pieces', [openBlock, ...Array.from({ length: 20 }, () => frame(9, 0, 1))]],
     ['a field that is in no table', [frame(1, endHeaders, 1, Buffer.of(0xff, 0x80, 0x01))]],
     ['a number without an end', [frame(1, endHeaders, 1, Buffer.alloc(20, 0xff))]],
-    ['a text that is cut off', [frame(1, endHeaders, 1, Buffer.of(0x40, 0x7f, 0x01))]],
+    ['a truncated string', [frame(1, endHeaders, 1, Buffer.of(0x40, 0x7f, 0x01))]],
     ['a frame that is all padding', [frame(1, endHeaders | 8, 1, Buffer.of(9, 0))]],
     ['a table that is larger than agreed', [frame(1, endHeaders, 1, Buffer.of(0x3f, 0xff, 0x7f))]],
   ])('%s', async (_what, frames) => {
-    const peer = await rawPeer(await served());
+    const peer = await rawPeer(await startServer());
     peer.write(preface, settings, ...frames);
-    await peer.gone;
+    await peer.closed;
   });
 
-  test('the filter buffers at most one frame', () => {
+  test('a frame that is too large', () => {
     const filter = createAuthorityFilter();
     filter(Buffer.concat([preface, settings]));
     const header = Buffer.from([0x00, 0x40, 0x01, 1, 4, 0, 0, 0, 1]);
@@ -201,7 +205,7 @@ describe('a protocol violation ends the connection', () => {
 
 test('the filter passes valid bytes unchanged', () => {
   const filter = createAuthorityFilter();
-  const block = Buffer.concat(fields('localhost').map(([name, value]) => indexed(name, value)));
+  const block = Buffer.concat(fields('localhost').map(([name, value]) => indexedField(name, value)));
   const all = Buffer.concat([
     preface,
     settings,
@@ -219,9 +223,9 @@ test("the filter passes the bytes of Node's own HTTP/2 unchanged, with its table
   const folder = await mkdtempDisposable(join(tmpdir(), 'stowage-csi-'));
   cleanups.push(() => folder[Symbol.asyncDispose]());
   const http2 = createHttp2Server();
-  const seen: Record<string, unknown>[] = [];
+  const receivedHeaders: Record<string, unknown>[] = [];
   http2.on('stream', (stream, headers) => {
-    seen.push({ ...headers });
+    receivedHeaders.push({ ...headers });
     stream.respond({ ':status': 204 }, { endStream: true });
   });
   const path = join(folder.path, 's');
@@ -259,6 +263,6 @@ test("the filter passes the bytes of Node's own HTTP/2 unchanged, with its table
     request.on('close', () => end());
     request.resume();
     await ended;
-    expect(seen.at(-1)).toMatchObject({ ...sent, ':authority': 'localhost' });
+    expect(receivedHeaders.at(-1)).toMatchObject({ ...sent, ':authority': 'localhost' });
   }
 });

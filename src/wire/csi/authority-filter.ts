@@ -6,25 +6,25 @@ import { createHpackDecoder, encodeAsLiterals, type HeaderField } from './hpack.
 /**
  * Go's gRPC clients may send the raw path of the socket as `:authority`. Node's HTTP/2 rejects the slashes in it, and the whole
  * request, before an application sees it. So this filter reads the connection before Node does. It passes all bytes through until
- * such a header comes; from then on it rewrites all header blocks of the connection.
+ * it finds such a header. From then on it rewrites all header blocks of the connection.
  */
 export const withAcceptableAuthority = (socket: Socket): Duplex =>
   streamOver(socket, { filter: createAuthorityFilter() });
 
 const prefaceBytes = 24;
 const frameHeaderBytes = 9;
-const headersType = 1;
-const continuationType = 9;
-const endHeaders = 0x4;
-const padded = 0x8;
-const withPriority = 0x20;
+const headersFrame = 1;
+const continuationFrame = 9;
+const endHeadersFlag = 0x4;
+const paddedFlag = 0x8;
+const priorityFlag = 0x20;
 /** RFC 9113, section 6.5.2: the default, since the server does not announce a larger limit. */
 const maxFrameBytes = 16_384;
 const maxBlockBytes = 65_536;
-const maxFrames = 16;
+const maxFramesPerBlock = 16;
 
 /** The characters that nghttp2 accepts. */
-const acceptedByNghttp2 = /^[!$%&'()*+,\-.0-9:;=@A-Z[\]_a-z~]+$/;
+const nghttp2AuthorityPattern = /^[!$%&'()*+,\-.0-9:;=@A-Z[\]_a-z~]+$/;
 const replacementAuthority = 'localhost';
 
 interface HeaderBlock {
@@ -47,29 +47,32 @@ export function createAuthorityFilter(): (chunk: Buffer) => readonly Buffer[] {
 
   function finishBlock({ stream, flags, frames, fragments }: HeaderBlock): readonly Buffer[] {
     const fields = decoder.decode(Buffer.concat(fragments));
-    const isRefused = ([name, value]: HeaderField): boolean =>
-      (name === ':authority' || name === 'host') && !acceptedByNghttp2.test(value);
+    const hasBadAuthority = ([name, value]: HeaderField): boolean =>
+      (name === ':authority' || name === 'host') && !nghttp2AuthorityPattern.test(value);
     // Rewrite all later blocks, too: they may refer to table entries that were rewritten as literals.
-    isRewriting ||= fields.some(isRefused);
+    isRewriting ||= fields.some(hasBadAuthority);
     if (!isRewriting) return frames;
-    const rewritten = fields.map((field): HeaderField => (isRefused(field) ? [field[0], replacementAuthority] : field));
-    return encodeFrames(stream, flags & ~(endHeaders | padded | withPriority), encodeAsLiterals(rewritten));
+    const rewritten = fields.map(
+      (field): HeaderField => (hasBadAuthority(field) ? [field[0], replacementAuthority] : field),
+    );
+    return encodeFrames(stream, flags & ~(endHeadersFlag | paddedFlag | priorityFlag), encodeAsLiterals(rewritten));
   }
 
   /** Adds a frame to a header block. Returns the frames to send once the block is complete. */
   function addFrame(frame: Buffer): readonly Buffer[] {
     const { type, flags, stream } = parseFrameHeader(frame);
-    if (type === headersType) block = { stream, flags, frames: [], fragments: [], bytes: 0 };
+    if (type === headersFrame) block = { stream, flags, frames: [], fragments: [], bytes: 0 };
     if (block === undefined || block.stream !== stream) throw new Error('a header block continues without a beginning');
-    const fragment = type === headersType ? headerFragment(frame, flags) : frame.subarray(frameHeaderBytes);
+    const fragment = type === headersFrame ? headerFragment(frame, flags) : frame.subarray(frameHeaderBytes);
     block.frames.push(frame);
     block.fragments.push(fragment);
     block.bytes += fragment.length;
-    if (block.bytes > maxBlockBytes || block.frames.length > maxFrames) throw new Error('the headers are too large');
-    if ((flags & endHeaders) === 0) return [];
-    const whole = block;
+    if (block.bytes > maxBlockBytes || block.frames.length > maxFramesPerBlock)
+      throw new Error('the headers are too large');
+    if ((flags & endHeadersFlag) === 0) return [];
+    const completeBlock = block;
     block = undefined;
-    return finishBlock(whole);
+    return finishBlock(completeBlock);
   }
 
   return (chunk) => {
@@ -85,9 +88,9 @@ export function createAuthorityFilter(): (chunk: Buffer) => readonly Buffer[] {
       }
       if (rest.length < frameHeaderBytes) break;
       const { length, type } = parseFrameHeader(rest);
-      const isOfBlock = type === headersType || type === continuationType;
-      if (block !== undefined && type !== continuationType) throw new Error('a header block is interrupted');
-      if (!isOfBlock) {
+      const isHeaderFrame = type === headersFrame || type === continuationFrame;
+      if (block !== undefined && type !== continuationFrame) throw new Error('a header block is interrupted');
+      if (!isHeaderFrame) {
         passThroughBytes = frameHeaderBytes + length;
         continue;
       }
@@ -113,11 +116,11 @@ const parseFrameHeader = (frame: Buffer) => ({
 function headerFragment(frame: Buffer, flags: number): Buffer {
   let from = frameHeaderBytes;
   let to = frame.length;
-  if ((flags & padded) !== 0) {
+  if ((flags & paddedFlag) !== 0) {
     to -= frame[from] ?? 0;
     from++;
   }
-  if ((flags & withPriority) !== 0) from += 5;
+  if ((flags & priorityFlag) !== 0) from += 5;
   if (from > to) throw new Error('a frame is all padding');
   return frame.subarray(from, to);
 }
@@ -128,8 +131,8 @@ function encodeFrames(stream: number, flags: number, block: Buffer): readonly Bu
     const piece = block.subarray(at, at + maxFrameBytes);
     const header = Buffer.alloc(frameHeaderBytes);
     header.writeUIntBE(piece.length, 0, 3);
-    header.writeUInt8(at === 0 ? headersType : continuationType, 3);
-    header.writeUInt8((at === 0 ? flags : 0) | (at + piece.length >= block.length ? endHeaders : 0), 4);
+    header.writeUInt8(at === 0 ? headersFrame : continuationFrame, 3);
+    header.writeUInt8((at === 0 ? flags : 0) | (at + piece.length >= block.length ? endHeadersFlag : 0), 4);
     header.writeUInt32BE(stream, 5);
     frames.push(header, piece);
   }

@@ -19,13 +19,13 @@ export interface GrpcStatus {
   readonly message: string;
 }
 
-/** Sent to the caller as it is. `statusOf` translates everything else that a handler throws. */
+/** The server sends this error to the caller unchanged. `statusOf` translates all other errors of handlers. */
 export class GrpcError extends Error {
   override readonly name = 'GrpcError';
   readonly code: number;
-  constructor(message: string, about: { readonly code: number; readonly cause?: unknown }) {
-    super(message, { cause: about.cause });
-    this.code = about.code;
+  constructor(message: string, options: { readonly code: number; readonly cause?: unknown }) {
+    super(message, { cause: options.cause });
+    this.code = options.code;
   }
 }
 
@@ -78,13 +78,13 @@ export function encodeFrame(message: Uint8Array): Buffer {
 
 export function decodeFrame(frame: Buffer): Buffer {
   if (frame.length < 5) throw new GrpcError('the request has no message', { code: grpcCodes.internal });
-  if (frame[0] !== 0) throw new GrpcError('compressed messages are not understood', { code: grpcCodes.unimplemented });
+  if (frame[0] !== 0) throw new GrpcError('compressed messages are not supported', { code: grpcCodes.unimplemented });
   if (frame.readUInt32BE(1) !== frame.length - 5)
-    throw new GrpcError('the request is not one whole message', { code: grpcCodes.internal });
+    throw new GrpcError('the request is not exactly one message', { code: grpcCodes.internal });
   return frame.subarray(5);
 }
 
-const units: Readonly<Record<string, number>> = { H: 3_600_000, M: 60_000, S: 1_000, m: 1, u: 0.001, n: 0.000_001 };
+const unitMs: Readonly<Record<string, number>> = { H: 3_600_000, M: 60_000, S: 1_000, m: 1, u: 0.001, n: 0.000_001 };
 
 /** Parses `grpc-timeout` into ms. Undefined: no deadline. */
 export function parseTimeout(header: string | undefined): number | undefined {
@@ -92,7 +92,7 @@ export function parseTimeout(header: string | undefined): number | undefined {
   const [, value, unit] = /^([0-9]{1,8})([HMSmun])$/.exec(header) ?? [];
   if (value === undefined || unit === undefined)
     throw new GrpcError('the header grpc-timeout is malformed', { code: grpcCodes.internal });
-  return Math.ceil(Number(value) * (units[unit] ?? 0));
+  return Math.ceil(Number(value) * (unitMs[unit] ?? 0));
 }
 
 /** Percent-encodes everything in `grpc-message` that is not printable ASCII. */

@@ -22,7 +22,7 @@ export const staticTable: readonly (readonly [name: string, value: string])[] = 
 ];
 
 /**
- * RFC 7541, appendix B: the code length of each byte, and last of EOS, which must not appear. The code is canonical, so the
+ * RFC 7541, appendix B: the code length of each byte, and at the end that of EOS, which must not appear in a string. The code is canonical, so the
  * lengths determine the codes.
  */
 const codeLengths = [

@@ -15,12 +15,12 @@ export interface HpackDecoder {
 /** The default table size, which Node's HTTP/2 uses, too. */
 const maxTableBytes = 4_096;
 /** RFC 7541, section 4.1: the overhead that counts for each entry. */
-const entryBytes = 32;
-const endOfString = 256;
+const entryOverheadBytes = 32;
+const eosSymbol = 256;
 
-export function createHpackDecoder(mostHeaderBytes: number): HpackDecoder {
+export function createHpackDecoder(maxHeaderBytes: number): HpackDecoder {
   const dynamic = createDynamicTable();
-  const field = (index: number): HeaderField => {
+  const fieldAt = (index: number): HeaderField => {
     const found = index <= staticTable.length ? staticTable[index - 1] : dynamic.at(index - staticTable.length - 1);
     if (found === undefined) throw new HpackError(`there is no header field ${index}`);
     return found;
@@ -28,24 +28,24 @@ export function createHpackDecoder(mostHeaderBytes: number): HpackDecoder {
 
   return {
     decode: (block) => {
-      const reader = createReader(block);
+      const reader = createBlockReader(block);
       const fields: HeaderField[] = [];
       let bytes = 0;
       const add = (one: HeaderField): void => {
-        bytes += one[0].length + one[1].length + entryBytes;
-        if (bytes > mostHeaderBytes) throw new HpackError('the headers are too large');
+        bytes += one[0].length + one[1].length + entryOverheadBytes;
+        if (bytes > maxHeaderBytes) throw new HpackError('the headers are too large');
         fields.push(one);
       };
       while (!reader.isAtEnd()) {
         const first = reader.peek();
-        if (first >= 0x80) add(field(reader.integer(7)));
+        if (first >= 0x80) add(fieldAt(reader.integer(7)));
         else if (first >= 0x20 && first < 0x40) dynamic.resize(reader.integer(5));
         else {
-          const isKept = first >= 0x40;
-          const index = reader.integer(isKept ? 6 : 4);
-          const name = index === 0 ? reader.text() : field(index)[0];
+          const isIndexed = first >= 0x40;
+          const index = reader.integer(isIndexed ? 6 : 4);
+          const name = index === 0 ? reader.text() : fieldAt(index)[0];
           const one: HeaderField = [name, reader.text()];
-          if (isKept) dynamic.put(one);
+          if (isIndexed) dynamic.put(one);
           add(one);
         }
       }
@@ -58,7 +58,7 @@ function createDynamicTable() {
   const entries: HeaderField[] = [];
   let maxBytes = maxTableBytes;
   let bytes = 0;
-  const sizeOf = ([name, value]: HeaderField): number => name.length + value.length + entryBytes;
+  const sizeOf = ([name, value]: HeaderField): number => name.length + value.length + entryOverheadBytes;
   const shrink = (): void => {
     while (bytes > maxBytes) {
       const oldest = entries.pop();
@@ -80,7 +80,7 @@ function createDynamicTable() {
   };
 }
 
-function createReader(block: Buffer) {
+function createBlockReader(block: Buffer) {
   let at = 0;
   const byte = (): number => {
     const value = block[at];
@@ -90,9 +90,9 @@ function createReader(block: Buffer) {
   };
   /** Section 5.1: the value is in the low bits of this byte, or continues in the next bytes if these bits are all set. */
   const integer = (bits: number): number => {
-    const most = 2 ** bits - 1;
-    let value = byte() & most;
-    if (value < most) return value;
+    const maxPrefix = 2 ** bits - 1;
+    let value = byte() & maxPrefix;
+    if (value < maxPrefix) return value;
     for (let shift = 0; shift <= 21; shift += 7) {
       const next = byte();
       value += (next & 0x7f) * 2 ** shift;
@@ -105,12 +105,12 @@ function createReader(block: Buffer) {
     peek: (): number => block[at] ?? 0,
     integer,
     text: (): string => {
-      const isCoded = (block[at] ?? 0) >= 0x80;
+      const isHuffman = (block[at] ?? 0) >= 0x80;
       const length = integer(7);
       if (at + length > block.length) throw new HpackError('the headers end in the middle');
       const bytes = block.subarray(at, at + length);
       at += length;
-      return isCoded ? huffmanText(bytes) : bytes.toString('latin1');
+      return isHuffman ? huffmanText(bytes) : bytes.toString('latin1');
     },
   };
 }
@@ -125,7 +125,7 @@ function huffmanText(bytes: Buffer): string {
       bits++;
       const symbol = symbolOf(code, bits);
       if (symbol === undefined) continue;
-      if (symbol === endOfString) throw new HpackError('a string in the headers contains EOS');
+      if (symbol === eosSymbol) throw new HpackError('a string in the headers contains EOS');
       text.push(symbol);
       code = 0;
       bits = 0;

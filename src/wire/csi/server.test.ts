@@ -21,18 +21,18 @@ afterEach(async () => {
   for (const clean of cleanups.splice(0).reverse()) await clean();
 });
 
-interface Served {
+interface TestServer {
   readonly client: GrpcClient;
   readonly path: string;
   readonly grpc: GrpcServer;
 }
 
-/** With one method, which does what the test wants. */
-async function served(
+/** Starts a server with one method, Probe, which calls `probe`. */
+async function startServer(
   probe: (call: GrpcCall) => Promise<boolean>,
   limits: GrpcServerOptions['limits'] = {},
   statusOf: (thrown: unknown) => GrpcStatus = (thrown) => ({ code: 13, message: String(thrown) }),
-): Promise<Served> {
+): Promise<TestServer> {
   const folder = await mkdtempDisposable(join(tmpdir(), 'stowage-csi-'));
   cleanups.push(() => folder[Symbol.asyncDispose]());
   const path = join(folder.path, 'csi.sock');
@@ -53,18 +53,18 @@ async function served(
   return { client, path, grpc };
 }
 
-/** Until the signal, as work does that heeds it. */
+/** Rejects when the call is aborted, like a handler that observes its signal. */
 const untilAborted = ({ signal }: GrpcCall): Promise<never> =>
   new Promise((_resolve, reject) => signal.addEventListener('abort', () => reject(signal.reason), { once: true }));
 
 describe('a call', () => {
   test('is answered with a message', async () => {
-    const { client } = await served(async () => true);
+    const { client } = await startServer(async () => true);
     await expect(client.call(Identity.method.probe, {})).resolves.toMatchObject({ ready: true });
   });
 
   test('that fails returns the status from statusOf, also with non-ASCII text', async () => {
-    const { client } = await served(
+    const { client } = await startServer(
       () => Promise.reject(new Error('no')),
       {},
       () => ({ code: 9, message: '50 % of “it” is\nin use' }),
@@ -76,7 +76,7 @@ describe('a call', () => {
   });
 
   test('to an unknown method returns UNIMPLEMENTED', async () => {
-    const { client } = await served(async () => true);
+    const { client } = await startServer(async () => true);
     await expect(client.call(Identity.method.getPluginInfo, {})).rejects.toMatchObject({
       code: 12,
       message: 'there is no method /csi.v1.Identity/GetPluginInfo',
@@ -84,84 +84,84 @@ describe('a call', () => {
   });
 
   test("ends at the caller's deadline", async () => {
-    const { client } = await served(untilAborted);
+    const { client } = await startServer(untilAborted);
     await expect(client.call(Identity.method.probe, {}, { 'grpc-timeout': '30m' })).rejects.toMatchObject({
       message: 'DeadlineExceeded: no answer within 30 ms',
     });
   });
 
   test("without a deadline ends at the server's limit", async () => {
-    const { client } = await served(untilAborted, { callMs: 30 });
+    const { client } = await startServer(untilAborted, { callMs: 30 });
     await expect(client.call(Identity.method.probe, {})).rejects.toMatchObject({ code: 13 });
   });
 
   test('is aborted when its caller disconnects', async () => {
-    const told = Promise.withResolvers<unknown>();
-    const begun = Promise.withResolvers<void>();
-    const { client } = await served(async (call) => {
-      begun.resolve();
+    const abortReason = Promise.withResolvers<unknown>();
+    const started = Promise.withResolvers<void>();
+    const { client } = await startServer(async (call) => {
+      started.resolve();
       return await untilAborted(call).catch((reason: unknown) => {
-        told.resolve(reason);
+        abortReason.resolve(reason);
         throw reason;
       });
     });
-    const calling = client.call(Identity.method.probe, {}).catch(() => undefined);
-    await begun.promise;
+    const pendingCall = client.call(Identity.method.probe, {}).catch(() => undefined);
+    await started.promise;
     client.session.destroy();
-    await expect(told.promise).resolves.toMatchObject({ message: 'the caller has gone' });
-    await calling;
+    await expect(abortReason.promise).resolves.toMatchObject({ message: 'the caller has gone' });
+    await pendingCall;
   });
 });
 
-describe('the server refuses before any method runs', () => {
+describe('the server', () => {
   const path = '/csi.v1.Identity/Probe';
   test.each([
     ['a message that is too large', Buffer.alloc(3_000), 8, 'a message has at most 2048 bytes'],
     ['no message', Buffer.alloc(0), 13, 'the request has no message'],
-    ['half a message', encodeFrame(new Uint8Array(9)).subarray(0, 8), 13, 'the request is not one whole message'],
-    ['a compressed message', Buffer.from([1, 0, 0, 0, 0]), 12, 'compressed messages are not understood'],
-    ['a message that is none', encodeFrame(Buffer.from([0xff, 0xff])), 3, 'the message is not a ProbeRequest'],
-  ])('%s', async (_what, body, code, message) => {
-    const { client } = await served(async () => true, { messageBytes: 2_048 });
+    ['half a message', encodeFrame(new Uint8Array(9)).subarray(0, 8), 13, 'the request is not exactly one message'],
+    ['a compressed message', Buffer.from([1, 0, 0, 0, 0]), 12, 'compressed messages are not supported'],
+    ['bytes that are not a message', encodeFrame(Buffer.from([0xff, 0xff])), 3, 'the message is not a ProbeRequest'],
+  ])('refuses %s before any method runs', async (_what, body, code, message) => {
+    const { client } = await startServer(async () => true, { messageBytes: 2_048 });
     await expect(client.callBytes(path, body)).rejects.toMatchObject({ code, message });
     await expect(client.call(Identity.method.probe, {})).resolves.toMatchObject({ ready: true });
   });
 
-  test('a request that is not gRPC', async () => {
-    const { client } = await served(async () => true);
+  test('refuses a request that is not gRPC', async () => {
+    const { client } = await startServer(async () => true);
     const sent = client.callBytes(path, encodeFrame(new Uint8Array()), { 'content-type': 'application/json' });
     await expect(sent).rejects.toThrow('HTTP 415');
   });
 
-  test('a malformed timeout', async () => {
-    const { client } = await served(async () => true);
+  test('refuses a malformed timeout', async () => {
+    const { client } = await startServer(async () => true);
     const sent = client.call(Identity.method.probe, {}, { 'grpc-timeout': 'soon' });
     await expect(sent).rejects.toMatchObject({ code: 13, message: 'the header grpc-timeout is malformed' });
   });
 
-  test('calls beyond the limit', async () => {
+  test('refuses calls beyond the limit', async () => {
     const held = Promise.withResolvers<boolean>();
-    let begun = 0;
-    const { client, path: socket } = await served(
+    let started = 0;
+    const { client, path: socket } = await startServer(
       () => {
-        begun++;
+        started++;
         return held.promise;
       },
       { calls: 2 },
     );
-    const both = [client.call(Identity.method.probe, {}), client.call(Identity.method.probe, {})];
-    await expect.poll(() => begun).toBe(2);
-    const third = grpcClient(socket);
-    cleanups.push(() => third.session.destroy());
-    const message = 'too many calls are under way';
-    await expect(third.call(Identity.method.probe, {})).rejects.toMatchObject({ code: 14, message });
+    const heldCalls = [client.call(Identity.method.probe, {}), client.call(Identity.method.probe, {})];
+    await expect.poll(() => started).toBe(2);
+    const otherClient = grpcClient(socket);
+    cleanups.push(() => otherClient.session.destroy());
+    const message = 'too many calls in flight';
+    await expect(otherClient.call(Identity.method.probe, {})).rejects.toMatchObject({ code: 14, message });
     held.resolve(true);
-    await Promise.all(both);
+    await Promise.all(heldCalls);
   });
 
-  test('no calls because of earlier calls that have ended', async () => {
+  test('does not count calls that have ended towards the limit', async () => {
     let isWell = true;
-    const { client } = await served(
+    const { client } = await startServer(
       async () => {
         isWell = !isWell;
         if (isWell) throw new Error('no');
@@ -175,8 +175,8 @@ describe('the server refuses before any method runs', () => {
     }
   });
 
-  test('connections beyond the limit', async () => {
-    const { client, path: socket } = await served(async () => true, { connections: 1 });
+  test('closes connections beyond the limit', async () => {
+    const { client, path: socket } = await startServer(async () => true, { connections: 1 });
     await client.call(Identity.method.probe, {});
     const { promise, resolve } = Promise.withResolvers<void>();
     connect(socket)
@@ -186,37 +186,37 @@ describe('the server refuses before any method runs', () => {
   });
 });
 
-describe('closing', () => {
+describe('closing the server', () => {
   test('waits for calls in flight', async () => {
     const held = Promise.withResolvers<boolean>();
-    const begun = Promise.withResolvers<void>();
-    const { client, grpc } = await served(() => {
-      begun.resolve();
+    const started = Promise.withResolvers<void>();
+    const { client, grpc } = await startServer(() => {
+      started.resolve();
       return held.promise;
     });
-    const calling = client.call(Identity.method.probe, {});
-    await begun.promise;
+    const pendingCall = client.call(Identity.method.probe, {});
+    await started.promise;
     const closed = grpc.close(60_000);
     held.resolve(true);
-    await expect(calling).resolves.toMatchObject({ ready: true });
+    await expect(pendingCall).resolves.toMatchObject({ ready: true });
     await closed;
   });
 
   test('aborts calls that take too long', async () => {
-    const begun = Promise.withResolvers<void>();
-    const { client, grpc } = await served((call) => {
-      begun.resolve();
+    const started = Promise.withResolvers<void>();
+    const { client, grpc } = await startServer((call) => {
+      started.resolve();
       return untilAborted(call);
     });
-    const calling = client.call(Identity.method.probe, {});
-    const refused = expect(calling).rejects.toMatchObject({ code: 14, message: 'the server is stopping' });
-    await begun.promise;
+    const pendingCall = client.call(Identity.method.probe, {});
+    const refusal = expect(pendingCall).rejects.toMatchObject({ code: 14, message: 'the server is stopping' });
+    await started.promise;
     await grpc.close(0);
-    await refused;
+    await refusal;
   });
 });
 
-test('timeouts are parsed in all units', () => {
+test('parseTimeout parses all units', () => {
   expect(['1H', '2M', '3S', '4m', '5000u', '1n'].map(parseTimeout)).toEqual([3_600_000, 120_000, 3_000, 4, 5, 1]);
   expect(parseTimeout(undefined)).toBeUndefined();
 });

@@ -24,14 +24,15 @@ import {
 } from './grpc.ts';
 
 /**
- * A gRPC server for unary calls, which are all that CSI and plugin registration have. It is built on node:http2: the full gRPC
+ * A gRPC server for unary calls; CSI and plugin registration have no others. It is built on node:http2: the full gRPC
  * libraries are slower per call and take more memory (DEPENDENCIES.txt).
  */
 export interface GrpcServer {
   /** Call `listen` on it. */
   readonly server: Server;
   /**
-   * Refuses new calls and waits for those in flight. After `graceMs` it aborts the rest, and soon after destroys the connections.
+   * Refuses new calls and waits for the calls in flight. After `graceMs` it aborts the remaining calls, and soon after that it
+   * destroys the connections.
    */
   close(graceMs: number): Promise<void>;
 }
@@ -50,10 +51,10 @@ export interface GrpcServerOptions {
 
 const defaultLimits = {
   connections: 256,
-  /** The limit on calls in flight, for all connections. */
+  /** The limit on calls in flight, for all connections together. */
   calls: 1_024,
   messageBytes: 1024 * 1024,
-  /** The deadline of calls without one, and the latest deadline of others. */
+  /** The deadline of calls that have none, and the limit on the deadlines of other calls. */
   callMs: 300_000,
 };
 
@@ -68,45 +69,45 @@ interface ServerState extends GrpcServerOptions {
 }
 
 export function createGrpcServer(options: GrpcServerOptions): GrpcServer {
-  const most = { ...defaultLimits, ...options.limits };
-  const shared: ServerState = {
+  const limits = { ...defaultLimits, ...options.limits };
+  const state: ServerState = {
     abortReasons: defaultAbortReasons,
     ...options,
-    maximums: most,
+    maximums: limits,
     inFlight: new Set(),
     isClosing: false,
   };
   const http2 = createHttp2Server({
     maxHeaderListPairs: 64,
     maxSendHeaderBlockLength: 64 * 1024,
-    settings: { maxConcurrentStreams: most.calls, maxHeaderListSize: 16 * 1024, enablePush: false },
+    settings: { maxConcurrentStreams: limits.calls, maxHeaderListSize: 16 * 1024, enablePush: false },
   });
-  const end = (): void => {
-    for (const call of shared.inFlight) call.abort(shared.abortReasons.serverStopping());
+  const abortCalls = (): void => {
+    for (const call of state.inFlight) call.abort(state.abortReasons.serverStopping());
   };
   const sessions = trackSessions(http2);
-  http2.on('stream', (stream, headers) => void answer(shared, stream, headers));
+  http2.on('stream', (stream, headers) => void handleStream(state, stream, headers));
   // Node emits this for connections that violate HTTP/2, and closes them.
   http2.on('sessionError', () => undefined);
   const server = createServer({ allowHalfOpen: true }, (socket: Socket) => {
     http2.emit('connection', withAcceptableAuthority(socket));
   });
-  server.maxConnections = most.connections;
+  server.maxConnections = limits.connections;
   return {
     server,
     close: async (graceMs) => {
-      shared.isClosing = true;
+      state.isClosing = true;
       const { promise, resolve } = Promise.withResolvers<void>();
       if (server.listening) server.close(() => resolve());
       else resolve();
       for (const session of sessions) session.close();
       const { clock } = options;
-      using _end = clock.after(graceMs, end);
-      using _cut = clock.after(graceMs + forceCloseMs, () => {
+      using _abort = clock.after(graceMs, abortCalls);
+      using _destroy = clock.after(graceMs + forceCloseMs, () => {
         for (const session of sessions) session.destroy();
       });
       await promise;
-      end();
+      abortCalls();
     },
   };
 }
@@ -126,7 +127,11 @@ const defaultAbortReasons: ServerState['abortReasons'] = {
 };
 
 /** Never throws: every failure becomes a reply. */
-async function answer(shared: ServerState, stream: ServerHttp2Stream, headers: IncomingHttpHeaders): Promise<void> {
+async function handleStream(
+  state: ServerState,
+  stream: ServerHttp2Stream,
+  headers: IncomingHttpHeaders,
+): Promise<void> {
   stream.on('error', () => undefined);
   const method = headers[':path'] ?? '';
   if (!(headers['content-type'] ?? '').startsWith('application/grpc')) {
@@ -134,63 +139,64 @@ async function answer(shared: ServerState, stream: ServerHttp2Stream, headers: I
     stream.close(constants.NGHTTP2_NO_ERROR);
     return;
   }
-  const underway = new AbortController();
-  shared.inFlight.add(underway);
+  const controller = new AbortController();
+  state.inFlight.add(controller);
   stream.once('close', () => {
-    if (shared.inFlight.has(underway)) underway.abort(shared.abortReasons.clientGone());
+    if (state.inFlight.has(controller)) controller.abort(state.abortReasons.clientGone());
   });
   try {
     const callerTimeoutMs = parseTimeout(headerText(headers['grpc-timeout']));
-    using limit = shared.clock.deadline(
-      Math.min(callerTimeoutMs ?? shared.maximums.callMs, shared.maximums.callMs),
-      underway.signal,
+    using limit = state.clock.deadline(
+      Math.min(callerTimeoutMs ?? state.maximums.callMs, state.maximums.callMs),
+      controller.signal,
     );
     const call: GrpcCall = { signal: limit.signal, method };
-    await answerCall(shared, stream, call);
+    await runCall(state, stream, call);
   } catch (thrown) {
-    // Only failures before the call starts arrive here.
-    refuse(
+    // Only failures before `runCall` arrive here.
+    sendError(
       stream,
       thrown instanceof GrpcError ? thrown : new GrpcError('the call failed', { code: grpcCodes.internal }),
     );
   } finally {
-    shared.inFlight.delete(underway);
+    state.inFlight.delete(controller);
   }
 }
 
-async function answerCall(shared: ServerState, stream: ServerHttp2Stream, call: GrpcCall): Promise<void> {
-  const began = shared.clock.elapsed();
+async function runCall(state: ServerState, stream: ServerHttp2Stream, call: GrpcCall): Promise<void> {
+  const startedAt = state.clock.elapsed();
   // All unknown methods count as one, to bound the number of metrics.
-  const method = shared.methods.has(call.method) ? call.method : 'unknown';
-  const took = (code: number): void => shared.onCallEnd?.(method, code, (shared.clock.elapsed() - began) / 1_000);
+  const method = state.methods.has(call.method) ? call.method : 'unknown';
+  const reportEnd = (code: number): void =>
+    state.onCallEnd?.(method, code, (state.clock.elapsed() - startedAt) / 1_000);
   try {
-    if (shared.isClosing) throw shared.abortReasons.serverStopping();
-    if (shared.inFlight.size > shared.maximums.calls)
-      throw new GrpcError('too many calls are under way', { code: grpcCodes.unavailable });
-    const handle = shared.methods.get(call.method);
+    if (state.isClosing) throw state.abortReasons.serverStopping();
+    if (state.inFlight.size > state.maximums.calls)
+      throw new GrpcError('too many calls in flight', { code: grpcCodes.unavailable });
+    const handle = state.methods.get(call.method);
     if (handle === undefined)
       throw new GrpcError(`there is no method ${call.method}`, { code: grpcCodes.unimplemented });
-    const message = decodeFrame(await readBody(stream, shared.maximums.messageBytes + 5, call.signal));
-    succeed(stream, await waitWithGrace(handle(message, call), call.signal, shared.clock));
-    took(grpcCodes.ok);
+    const message = decodeFrame(await readBody(stream, state.maximums.messageBytes + 5, call.signal));
+    sendReply(stream, await waitWithGrace(handle(message, call), call.signal, state.clock));
+    reportEnd(grpcCodes.ok);
   } catch (thrown) {
-    const status = thrown instanceof GrpcError ? thrown : shared.statusOf(thrown, call);
-    refuse(stream, status);
-    took(status.code);
+    const status = thrown instanceof GrpcError ? thrown : state.statusOf(thrown, call);
+    sendError(stream, status);
+    reportEnd(status.code);
   }
 }
 
 const headerText = (header: string | readonly string[] | undefined): string | undefined =>
   typeof header === 'string' ? header : header?.[0];
 
-async function readBody(stream: ServerHttp2Stream, most: number, signal: AbortSignal): Promise<Buffer> {
+async function readBody(stream: ServerHttp2Stream, maxBytes: number, signal: AbortSignal): Promise<Buffer> {
   const { promise, resolve, reject } = Promise.withResolvers<Buffer>();
   const chunks: Buffer[] = [];
   let length = 0;
   stream.on('data', (chunk: Buffer) => {
     length += chunk.length;
-    if (length > most)
-      reject(new GrpcError(`a message has at most ${most - 5} bytes`, { code: grpcCodes.resourceExhausted }));
+    if (length > maxBytes)
+      reject(new GrpcError(`a message has at most ${maxBytes - 5} bytes`, { code: grpcCodes.resourceExhausted }));
     else chunks.push(chunk);
   });
   stream.once('end', () => resolve(Buffer.concat(chunks)));
@@ -199,14 +205,14 @@ async function readBody(stream: ServerHttp2Stream, most: number, signal: AbortSi
 
 const contentType = 'application/grpc+proto';
 
-function succeed(stream: ServerHttp2Stream, message: Uint8Array): void {
+function sendReply(stream: ServerHttp2Stream, message: Uint8Array): void {
   if (stream.destroyed || stream.closed) return;
   stream.respond({ ':status': 200, 'content-type': contentType }, { waitForTrailers: true });
   stream.once('wantTrailers', () => stream.sendTrailers({ 'grpc-status': String(grpcCodes.ok) }));
   stream.end(encodeFrame(message));
 }
 
-function refuse(stream: ServerHttp2Stream, { code, message }: GrpcStatus): void {
+function sendError(stream: ServerHttp2Stream, { code, message }: GrpcStatus): void {
   if (stream.destroyed || stream.closed || stream.headersSent) return;
   const status = { 'grpc-status': String(code), 'grpc-message': encodeStatusMessage(message.slice(0, 4_096)) };
   stream.respond({ ':status': 200, 'content-type': contentType, ...status }, { endStream: true });

@@ -6,34 +6,34 @@ import { createDockerClient, type DockerClient } from './client.ts';
 import { DockerError } from './errors.ts';
 
 const { signal } = new AbortController();
-const patience = { timeout: 10_000 };
-let open: (AsyncDisposable | Disposable)[] = [];
+const pollOptions = { timeout: 10_000 };
+let resources: (AsyncDisposable | Disposable)[] = [];
 
 afterEach(async () => {
-  for (const one of open.reverse()) {
+  for (const one of resources.reverse()) {
     if (Symbol.asyncDispose in one) await one[Symbol.asyncDispose]();
     else one[Symbol.dispose]();
   }
-  open = [];
+  resources = [];
 });
 
-async function scripted(
+async function startScripted(
   script: Script,
   clock = systemClock(),
 ): Promise<{ engine: ScriptedEngine; client: DockerClient }> {
   const engine = await startScriptedEngine(script);
   const client = createDockerClient({ socket: engine.socket, clock });
-  open.push(engine, client);
+  resources.push(engine, client);
   return { engine, client };
 }
 
-const answers =
+const answerWith =
   (value: unknown, status = 200): Script =>
   (_path, request, response) => {
     request.resume().on('end', () => response.writeHead(status).end(JSON.stringify(value)));
   };
 
-/** How it failed, and what it said. */
+/** Awaits a failure and returns its kind, message and status. */
 async function failure(work: Promise<unknown>): Promise<{ failure: string; message: string; status: number }> {
   const thrown: unknown = await work.then(
     () => 'it did not fail',
@@ -44,19 +44,19 @@ async function failure(work: Promise<unknown>): Promise<{ failure: string; messa
 }
 
 describe('calls that wait for a free connection', () => {
-  /** Answers nothing to those whose path ends so. */
-  const deafTo =
+  /** Does not answer calls whose path has this ending. */
+  const silentFor =
     (end: string): Script =>
     (path, request, response) => {
-      if (!path.endsWith(end)) answers({})(path, request, response);
+      if (!path.endsWith(end)) answerWith({})(path, request, response);
     };
 
   test('end with their signal', async () => {
-    const { engine, client } = await scripted(deafTo('/start'));
+    const { engine, client } = await startScripted(silentFor('/start'));
     const stop = new AbortController();
     const calls = Array.from({ length: 8 }, (_, at) => client.startContainer(`c${at}`, stop.signal));
     const all = Promise.allSettled(calls);
-    await expect.poll(() => engine.requests.length, patience).toBe(8);
+    await expect.poll(() => engine.requests.length, pollOptions).toBe(8);
     const one = new AbortController();
     const waiting = failure(client.startContainer('last', one.signal));
     one.abort();
@@ -67,32 +67,32 @@ describe('calls that wait for a free connection', () => {
   });
 
   test('are not blocked by calls that wait for a container to end', async () => {
-    const { engine, client } = await scripted(deafTo('/wait'));
+    const { engine, client } = await startScripted(silentFor('/wait'));
     const stop = new AbortController();
     const all = Promise.allSettled(Array.from({ length: 9 }, (_, at) => client.waitContainer(`c${at}`, stop.signal)));
-    await expect.poll(() => engine.requests.length, patience).toBe(9);
+    await expect.poll(() => engine.requests.length, pollOptions).toBe(9);
     await client.startContainer('c', signal);
     stop.abort();
     await all;
   });
 });
 
-describe('the version of the API', () => {
+describe('the API version', () => {
   test.each([
     ['1.41', '1.12', '/v1.41/info'],
     ['1.43', '1.24', '/v1.41/info'],
-    // It no longer speaks what we are written for.
+    // The engine no longer supports our version.
     ['1.52', '1.44', '/v1.44/info'],
-  ])('of an engine that speaks %s and at least %s', async (ApiVersion, MinAPIVersion, path) => {
-    const { engine, client } = await scripted(answers({}));
+  ])('for an engine that supports up to %s and at least %s is in the path', async (ApiVersion, MinAPIVersion, path) => {
+    const { engine, client } = await startScripted(answerWith({}));
     engine.version = { Version: 'x', ApiVersion, MinAPIVersion };
     await client.info(signal);
     await client.info(signal);
     expect(engine.requests).toEqual([`GET ${path}`, `GET ${path}`]);
   });
 
-  test('of an engine that is too old is refused', async () => {
-    const { engine, client } = await scripted(answers({}));
+  test('of an engine that is too old is an error', async () => {
+    const { engine, client } = await startScripted(answerWith({}));
     engine.version = { Version: '18.09', ApiVersion: '1.39', MinAPIVersion: '1.12' };
     expect(await failure(client.info(signal))).toMatchObject({
       failure: 'refused',
@@ -101,7 +101,7 @@ describe('the version of the API', () => {
   });
 
   test('is negotiated again when the engine was replaced', async () => {
-    const { engine, client } = await scripted(answers({}));
+    const { engine, client } = await startScripted(answerWith({}));
     await client.info(signal);
     await engine.stop();
     expect(await failure(client.info(signal))).toMatchObject({ failure: 'unreachable' });
@@ -112,14 +112,14 @@ describe('the version of the API', () => {
   });
 
   test('is negotiated again when the engine reports that it is too old', async () => {
-    const { engine, client } = await scripted((path, request, response) => {
+    const { engine, client } = await startScripted((path, request, response) => {
       if (request.url?.startsWith('/v1.41') === true)
-        answers({ message: 'client version 1.41 is too old. Minimum supported API version is 1.44' }, 400)(
+        answerWith({ message: 'client version 1.41 is too old. Minimum supported API version is 1.44' }, 400)(
           path,
           request,
           response,
         );
-      else answers({})(path, request, response);
+      else answerWith({})(path, request, response);
     });
     expect(await failure(client.info(signal))).toMatchObject({ failure: 'refused', status: 400 });
     engine.version = { Version: '29.0', ApiVersion: '1.52', MinAPIVersion: '1.44' };
@@ -127,7 +127,7 @@ describe('the version of the API', () => {
   });
 
   test('is not put into a path if it is malformed', async () => {
-    const { engine, client } = await scripted(answers({}));
+    const { engine, client } = await startScripted(answerWith({}));
     engine.version = { Version: 'x', ApiVersion: '1.41/../x', MinAPIVersion: '1.12' };
     expect(await failure(client.info(signal))).toMatchObject({ failure: 'garbled' });
     expect(engine.requests).toEqual([]);
@@ -151,8 +151,8 @@ describe('a DockerError is thrown when', () => {
       'no container with name or ID "x" found',
     ],
     ['plain words', '"plain words"'],
-  ])('the engine says no: %j', async (said, message) => {
-    const { client } = await scripted(answers(said, 404));
+  ])('the engine returns an error: %j', async (said, message) => {
+    const { client } = await startScripted(answerWith(said, 404));
     expect(await failure(client.container('x', signal))).toEqual({
       failure: 'refused',
       message: `GET /containers/x/json: ${message}`,
@@ -161,7 +161,7 @@ describe('a DockerError is thrown when', () => {
   });
 
   test('the response is not JSON', async () => {
-    const { client } = await scripted((_path, _request, response) => response.end('<html>'));
+    const { client } = await startScripted((_path, _request, response) => response.end('<html>'));
     expect(await failure(client.containers(signal))).toMatchObject({
       failure: 'garbled',
       message: 'GET /containers/json: the answer is not JSON',
@@ -169,7 +169,7 @@ describe('a DockerError is thrown when', () => {
   });
 
   test('the response is not HTTP', async () => {
-    const { client } = await scripted((_path, _request, response) => response.socket?.end('220 mail ready\r\n'));
+    const { client } = await startScripted((_path, _request, response) => response.socket?.end('220 mail ready\r\n'));
     expect(await failure(client.info(signal))).toMatchObject({ failure: 'garbled' });
   });
 
@@ -181,8 +181,8 @@ describe('a DockerError is thrown when', () => {
     [[{ Id: 'x', State: 'running', Labels: { a: 1 } }], '[0].Labels is not a map of texts'],
     [[null], '[0] is not an object'],
     [{}, 'the answer is not a list'],
-  ])('the answer is %j', async (answer, why) => {
-    const { client } = await scripted(answers(answer));
+  ])('the response violates the API: %j', async (answer, why) => {
+    const { client } = await startScripted(answerWith(answer));
     expect(await failure(client.containers(signal))).toMatchObject({
       failure: 'garbled',
       message: `GET /containers/json: ${why}`,
@@ -190,7 +190,7 @@ describe('a DockerError is thrown when', () => {
   });
 
   test('the connection breaks during the response', async () => {
-    const { client } = await scripted((_path, _request, response) => {
+    const { client } = await startScripted((_path, _request, response) => {
       response.writeHead(200, { 'content-length': 100 });
       response.write('[{"Id":', () => response.socket?.destroy());
     });
@@ -201,7 +201,7 @@ describe('a DockerError is thrown when', () => {
   });
 
   test('the response is longer than the limit', async () => {
-    const { client } = await scripted((_path, _request, response) => {
+    const { client } = await startScripted((_path, _request, response) => {
       const chunk = Buffer.alloc(1 << 16, ' ');
       const more = (): void => void (response.writable && response.write(chunk, more));
       more();
@@ -214,30 +214,30 @@ describe('a DockerError is thrown when', () => {
 
   test('the engine does not answer', async () => {
     const clock = createFakeClock();
-    const asked = Promise.withResolvers<void>();
-    const { client } = await scripted(() => asked.resolve(), clock);
-    const late = failure(client.info(signal));
-    await asked.promise;
+    const received = Promise.withResolvers<void>();
+    const { client } = await startScripted(() => received.resolve(), clock);
+    const timedOut = failure(client.info(signal));
+    await received.promise;
     clock.advance(10_000);
-    expect(await late).toMatchObject({ failure: 'deadline', message: 'GET /info: no answer within 10000 ms' });
+    expect(await timedOut).toMatchObject({ failure: 'deadline', message: 'GET /info: no answer within 10000 ms' });
   });
 
   test('the engine stops in the middle of a response', async () => {
     const clock = createFakeClock();
-    const asked = Promise.withResolvers<void>();
-    const { client } = await scripted(
-      (_path, _request, response) => void response.write('{', () => asked.resolve()),
+    const received = Promise.withResolvers<void>();
+    const { client } = await startScripted(
+      (_path, _request, response) => void response.write('{', () => received.resolve()),
       clock,
     );
-    const late = failure(client.info(signal));
-    await asked.promise;
+    const timedOut = failure(client.info(signal));
+    await received.promise;
     clock.advance(10_000);
-    expect(await late).toMatchObject({ failure: 'deadline' });
+    expect(await timedOut).toMatchObject({ failure: 'deadline' });
   });
 
   test('the caller cancels', async () => {
     const caller = new AbortController();
-    const { client } = await scripted(() => caller.abort());
+    const { client } = await startScripted(() => caller.abort());
     expect(await failure(client.info(caller.signal))).toMatchObject({ failure: 'canceled' });
     expect(await failure(client.info(caller.signal))).toMatchObject({ failure: 'canceled' });
   });
@@ -245,7 +245,7 @@ describe('a DockerError is thrown when', () => {
 
 describe('connections', () => {
   test('closed by the engine while idle are not used again', async () => {
-    const { engine, client } = await scripted(answers({}));
+    const { engine, client } = await startScripted(answerWith({}));
     await client.info(signal);
     await engine.stop();
     await engine.start();
@@ -254,26 +254,26 @@ describe('connections', () => {
   });
 
   test('closed by the engine during a call are retried for GET only', async () => {
-    let isKept = true;
-    const { engine, client } = await scripted((path, request, response) => {
-      if (isKept) answers({})(path, request, response);
+    let answersNext = true;
+    const { engine, client } = await startScripted((path, request, response) => {
+      if (answersNext) answerWith({})(path, request, response);
       else response.socket?.destroy();
-      isKept = !isKept;
+      answersNext = !answersNext;
     });
     await client.info(signal);
     await client.info(signal);
     expect(engine.requests).toHaveLength(3);
-    isKept = false;
+    answersNext = false;
     expect(await failure(client.startContainer('x', signal))).toMatchObject({ failure: 'lost' });
     expect(engine.requests).toHaveLength(4);
   });
 
   test('are limited to eight', async () => {
-    let most = 0;
+    let maxWaiting = 0;
     const waiting: (() => void)[] = [];
-    const { client } = await scripted((path, request, response) => {
-      waiting.push(() => answers({})(path, request, response));
-      most = Math.max(most, waiting.length);
+    const { client } = await startScripted((path, request, response) => {
+      waiting.push(() => answerWith({})(path, request, response));
+      maxWaiting = Math.max(maxWaiting, waiting.length);
     });
     const all = Promise.all(Array.from({ length: 40 }, () => client.info(signal)));
     let done = false;
@@ -285,7 +285,7 @@ describe('connections', () => {
       waiting.shift()?.();
       await new Promise(setImmediate);
     }
-    expect(most).toBe(8);
+    expect(maxWaiting).toBe(8);
   });
 });
 
@@ -293,76 +293,76 @@ describe('events', () => {
   const event = (Action: string): string => `${JSON.stringify({ Type: 'container', Action, Actor: { ID: 'x' } })}\n`;
 
   test('arrive complete and in order, from the requested time', async () => {
-    const { engine, client } = await scripted((_path, _request, response) => {
+    const { engine, client } = await startScripted((_path, _request, response) => {
       const text = event('create') + event('start');
       response.write(text.slice(0, 30));
       response.write(text.slice(30, 100));
       response.end(`${text.slice(100)}\n`);
     });
-    const seen: string[] = [];
+    const actions: string[] = [];
     for await (const { action, id } of await client.events({ types: ['container'], since: 17_002 }, signal))
-      seen.push(id + action);
-    expect(seen).toEqual(['xcreate', 'xstart']);
+      actions.push(id + action);
+    expect(actions).toEqual(['xcreate', 'xstart']);
     expect(decodeURIComponent(engine.requests[0] ?? '')).toBe(
       'GET /v1.41/events?filters={"type":["container"]}&since=17.002',
     );
   });
 
-  const reading = async (client: DockerClient, until = signal): Promise<void> => {
+  const readEvents = async (client: DockerClient, until = signal): Promise<void> => {
     for await (const _ of await client.events({ types: ['container'] }, until));
   };
 
   test('fail when the connection breaks', async () => {
-    const { client } = await scripted((_path, _request, response) => {
+    const { client } = await startScripted((_path, _request, response) => {
       response.write(event('create'), () => response.socket?.destroy());
     });
-    expect(await failure(reading(client))).toMatchObject({ failure: 'lost' });
+    expect(await failure(readEvents(client))).toMatchObject({ failure: 'lost' });
   });
 
   test('fail when they are not JSON', async () => {
-    const { client } = await scripted((_path, _request, response) => response.end('what?\n'));
-    expect(await failure(reading(client))).toMatchObject({ failure: 'garbled' });
+    const { client } = await startScripted((_path, _request, response) => response.end('what?\n'));
+    expect(await failure(readEvents(client))).toMatchObject({ failure: 'garbled' });
   });
 
   test('fail when a line is too long', async () => {
-    const { client } = await scripted((_path, _request, response) => {
+    const { client } = await startScripted((_path, _request, response) => {
       const chunk = Buffer.alloc(1 << 16, 'x');
       const more = (): void => void (response.writable && response.write(chunk, more));
       more();
     });
-    expect(await failure(reading(client))).toMatchObject({
+    expect(await failure(readEvents(client))).toMatchObject({
       failure: 'garbled',
       message: 'GET /events: a line is longer than 1048576 bytes',
     });
   });
 
-  test('time out before the response header, but not later', async () => {
+  test('time out before the response header, but not after it', async () => {
     const clock = createFakeClock();
-    let asked = Promise.withResolvers<void>();
-    const { engine, client } = await scripted(() => asked.resolve(), clock);
-    const late = failure(reading(client));
-    await asked.promise;
+    let received = Promise.withResolvers<void>();
+    const { engine, client } = await startScripted(() => received.resolve(), clock);
+    const timedOut = failure(readEvents(client));
+    await received.promise;
     clock.advance(10_000);
-    expect(await late).toMatchObject({ failure: 'deadline' });
+    expect(await timedOut).toMatchObject({ failure: 'deadline' });
 
-    asked = Promise.withResolvers<void>();
+    received = Promise.withResolvers<void>();
     engine.script = (_path, _request, response) => {
       response.flushHeaders();
-      asked.promise.then(
+      received.promise.then(
         () => response.end(event('create')),
         () => undefined,
       );
     };
     const stream = await client.events({ types: ['container'] }, signal);
     clock.advance(1_000_000);
-    asked.resolve();
+    received.resolve();
     expect((await stream.next()).value).toMatchObject({ action: 'create' });
   });
 
-  test('end with their connection when the caller cancels', async () => {
+  test('end, and close their connection, when the caller cancels', async () => {
     const caller = new AbortController();
     const closed = Promise.withResolvers<void>();
-    const { client } = await scripted((_path, _request, response) => {
+    const { client } = await startScripted((_path, _request, response) => {
       response.on('close', () => closed.resolve());
       response.write(event('create'));
     });
@@ -374,8 +374,8 @@ describe('events', () => {
   });
 
   test("fail with the engine's message", async () => {
-    const { client } = await scripted(answers({ message: 'no events today' }, 500));
-    expect(await failure(reading(client))).toEqual({
+    const { client } = await startScripted(answerWith({ message: 'no events today' }, 500));
+    expect(await failure(readEvents(client))).toEqual({
       failure: 'refused',
       message: 'GET /events: no events today',
       status: 500,
@@ -384,12 +384,12 @@ describe('events', () => {
 });
 
 test('a status of 304 counts as success', async () => {
-  const { client } = await scripted((_path, _request, response) => response.writeHead(304).end());
+  const { client } = await startScripted((_path, _request, response) => response.writeHead(304).end());
   await client.startContainer('x', signal);
 });
 
 test('names are escaped in paths', async () => {
-  const { engine, client } = await scripted(answers({ Id: 'x' }));
+  const { engine, client } = await startScripted(answerWith({ Id: 'x' }));
   await client.removeContainer('a/../b?c', signal);
   await client.image('registry:5000/team/stowage:1', signal);
   expect(engine.requests).toEqual([
@@ -399,7 +399,7 @@ test('names are escaped in paths', async () => {
 });
 
 test('loading an image fails if the stream reports an error despite status 200', async () => {
-  const { client } = await scripted((_path, request, response) => {
+  const { client } = await startScripted((_path, request, response) => {
     request.resume().on('end', () => response.end('{"stream":"Loading"}\n{"error":"unexpected EOF"}\n'));
   });
   async function* tar(): AsyncGenerator<Uint8Array> {

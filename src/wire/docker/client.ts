@@ -8,7 +8,7 @@ import {
   type ListedContainer,
   listedContainers,
 } from './containers.ts';
-import { DockerError, garbled, parsed } from './errors.ts';
+import { DockerError, garbledError, parseBody } from './errors.ts';
 import { type EngineEvent, eventOf } from './events.ts';
 import { fieldsOf } from './fields.ts';
 import { createDockerHttp, type EngineRequest, type EngineResponse, failureOf } from './http.ts';
@@ -62,7 +62,7 @@ export interface DockerClient extends Disposable {
   createContainer(name: string, spec: ContainerSpec, signal: AbortSignal): Promise<string>;
   /** Succeeds if the container is already running. */
   startContainer(idOrName: string, signal: AbortSignal): Promise<void>;
-  /** Succeeds if it is not running. The engine kills it after this many seconds. */
+  /** Succeeds if the container is not running. The engine kills it after this many seconds. */
   stopContainer(idOrName: string, seconds: number, signal: AbortSignal): Promise<void>;
   /** Sends a signal such as `USR1` to the container. */
   signalContainer(idOrName: string, name: string, signal: AbortSignal): Promise<void>;
@@ -85,61 +85,61 @@ export interface DockerClient extends Disposable {
 }
 
 const mib = 1 << 20;
-const quickMs = 10_000;
+const defaultCallMs = 10_000;
 /** For calls that wait for mounts, networks or processes. */
-const slowMs = 120_000;
-const loadMs = 600_000;
-const longMs = 3_600_000;
+const slowCallMs = 120_000;
+const loadImageMs = 600_000;
+const maxWaitMs = 3_600_000;
 /** An event of a container with thousands of labels is a few hundred kilobytes. */
-const maxEvent = mib;
-const maxList = 64 * mib;
+const maxEventBytes = mib;
+const maxListBytes = 64 * mib;
 
 export function createDockerClient(options: { readonly socket: string; readonly clock: Clock }): DockerClient {
   const http = createDockerHttp(options.socket, options.clock);
-  let api: string | undefined;
+  let apiVersion: string | undefined;
 
   async function version(signal: AbortSignal): Promise<Version> {
     const call = 'GET /version';
     const { body } = await http.request({ ...requestTo('GET', '/version'), call }, signal);
-    return versionOf(parsed(body, call), call);
+    return versionOf(parseBody(body, call), call);
   }
 
   /** Uses the negotiated API version; negotiates again if the engine may have been replaced. */
   async function withApiVersion<T>(
-    out: EngineRequest,
+    request: EngineRequest,
     signal: AbortSignal,
-    use: (out: EngineRequest) => Promise<T>,
+    sendRequest: (out: EngineRequest) => Promise<T>,
   ): Promise<T> {
-    api ??= chooseApiVersion(await version(signal), 'GET /version');
+    apiVersion ??= chooseApiVersion(await version(signal), 'GET /version');
     try {
-      return await use({ ...out, path: `/v${api}${out.path}` });
+      return await sendRequest({ ...request, path: `/v${apiVersion}${request.path}` });
     } catch (thrown) {
-      if (thrown instanceof DockerError && mayHaveChangedVersion(thrown)) api = undefined;
+      if (thrown instanceof DockerError && mayHaveChangedVersion(thrown)) apiVersion = undefined;
       throw thrown;
     }
   }
-  const ask = (out: EngineRequest, signal: AbortSignal): Promise<EngineResponse> =>
-    withApiVersion(out, signal, (full) => http.request(full, signal));
+  const send = (request: EngineRequest, signal: AbortSignal): Promise<EngineResponse> =>
+    withApiVersion(request, signal, (full) => http.request(full, signal));
 
   async function get(path: string, signal: AbortSignal, more: Partial<EngineRequest> = {}): Promise<unknown> {
     const out = { ...requestTo('GET', path), ...more };
-    return parsed((await ask(out, signal)).body, out.call);
+    return parseBody((await send(out, signal)).body, out.call);
   }
   const mutate = (method: 'POST' | 'DELETE', path: string, signal: AbortSignal, more: Partial<EngineRequest> = {}) =>
-    ask({ ...requestTo(method, path), limitMs: slowMs, ...more }, signal);
+    send({ ...requestTo(method, path), timeoutMs: slowCallMs, ...more }, signal);
   /** Creates an object and returns its id. */
   async function createObject(path: string, body: object, signal: AbortSignal, query = {}): Promise<string> {
     const answer = await mutate('POST', path, signal, { body, query });
-    return fieldsOf(parsed(answer.body, `POST ${path}`), `POST ${path}`).text('Id');
+    return fieldsOf(parseBody(answer.body, `POST ${path}`), `POST ${path}`).text('Id');
   }
-  const nothing = async (done: Promise<unknown>): Promise<void> => void (await done);
+  const discardResult = async (done: Promise<unknown>): Promise<void> => void (await done);
 
   return {
     version,
-    ping: (signal) => nothing(http.request(requestTo('GET', '/_ping'), signal)),
+    ping: (signal) => discardResult(http.request(requestTo('GET', '/_ping'), signal)),
     info: async (signal) => infoOf(await get('/info', signal), 'GET /info'),
     containers: async (signal) => {
-      const answer = await get('/containers/json', signal, { query: { all: '1' }, maxBytes: maxList });
+      const answer = await get('/containers/json', signal, { query: { all: '1' }, maxBytes: maxListBytes });
       return listedContainers(answer, 'GET /containers/json');
     },
     container: async (name, signal) => {
@@ -148,24 +148,24 @@ export function createDockerClient(options: { readonly socket: string; readonly 
     },
     createContainer: (name, spec, signal) =>
       createObject('/containers/create', createBody(spec), signal, name === '' ? {} : { name }),
-    startContainer: (name, signal) => nothing(mutate('POST', `/containers/${pathSegment(name)}/start`, signal)),
+    startContainer: (name, signal) => discardResult(mutate('POST', `/containers/${pathSegment(name)}/start`, signal)),
     stopContainer: (name, seconds, signal) =>
-      nothing(
+      discardResult(
         mutate('POST', `/containers/${pathSegment(name)}/stop`, signal, {
           query: { t: String(seconds) },
-          limitMs: slowMs + seconds * 1_000,
+          timeoutMs: slowCallMs + seconds * 1_000,
         }),
       ),
     signalContainer: (name, which, signal) =>
-      nothing(mutate('POST', `/containers/${pathSegment(name)}/kill`, signal, { query: { signal: which } })),
+      discardResult(mutate('POST', `/containers/${pathSegment(name)}/kill`, signal, { query: { signal: which } })),
     waitContainer: async (name, signal, condition = 'removed') => {
       const path = `/containers/${pathSegment(name)}/wait`;
-      const waitOptions = { query: { condition }, ownConnection: true, limitMs: longMs };
+      const waitOptions = { query: { condition }, ownConnection: true, timeoutMs: maxWaitMs };
       const { body } = await mutate('POST', path, signal, waitOptions);
-      return fieldsOf(parsed(body, `POST ${path}`), `POST ${path}`).count('StatusCode');
+      return fieldsOf(parseBody(body, `POST ${path}`), `POST ${path}`).count('StatusCode');
     },
     removeContainer: (name, signal) =>
-      nothing(mutate('DELETE', `/containers/${pathSegment(name)}`, signal, { query: { force: '1', v: '1' } })),
+      discardResult(mutate('DELETE', `/containers/${pathSegment(name)}`, signal, { query: { force: '1', v: '1' } })),
     network: async (name, signal) =>
       networkOf(await get(`/networks/${pathSegment(name)}`, signal), `GET /networks/${name}`),
     createNetwork: ({ name, driver, internal, subnet, labels }, signal) => {
@@ -173,9 +173,11 @@ export function createDockerClient(options: { readonly socket: string; readonly 
       const body = { Name: name, CheckDuplicate: true, Driver: driver, Internal: internal, IPAM: ipam, Labels: labels };
       return createObject('/networks/create', body, signal);
     },
-    removeNetwork: (name, signal) => nothing(mutate('DELETE', `/networks/${pathSegment(name)}`, signal)),
+    removeNetwork: (name, signal) => discardResult(mutate('DELETE', `/networks/${pathSegment(name)}`, signal)),
     connect: (name, container, signal) =>
-      nothing(mutate('POST', `/networks/${pathSegment(name)}/connect`, signal, { body: { Container: container } })),
+      discardResult(
+        mutate('POST', `/networks/${pathSegment(name)}/connect`, signal, { body: { Container: container } }),
+      ),
     // Image names contain slashes, which must not be escaped.
     image: async (name, signal) => {
       const path = `/images/${name.split('/').map(pathSegment).join('/')}/json`;
@@ -183,7 +185,11 @@ export function createDockerClient(options: { readonly socket: string; readonly 
     },
     loadImage: async (tar, signal) => {
       const call = 'POST /images/load';
-      const { body } = await mutate('POST', '/images/load', signal, { tar, limitMs: loadMs, query: { quiet: '1' } });
+      const { body } = await mutate('POST', '/images/load', signal, {
+        tar,
+        timeoutMs: loadImageMs,
+        query: { quiet: '1' },
+      });
       return parseLoadedImages(body, call);
     },
     events: (query, signal) => {
@@ -205,7 +211,7 @@ const requestTo = (method: EngineRequest['method'], path: string): EngineRequest
   call: `${method} ${path}`,
   method,
   path,
-  limitMs: quickMs,
+  timeoutMs: defaultCallMs,
   maxBytes: mib,
 });
 
@@ -219,8 +225,8 @@ async function* parseEvents(
   signal: AbortSignal,
 ): AsyncGenerator<EngineEvent, void, undefined> {
   try {
-    const lines = linesIn(stream, maxEvent, (why) => garbled(out.call, why));
-    for await (const line of lines) yield eventOf(parsed(line, out.call), out.call);
+    const lines = linesIn(stream, maxEventBytes, (why) => garbledError(out.call, why));
+    for await (const line of lines) yield eventOf(parseBody(line, out.call), out.call);
   } catch (thrown) {
     throw failureOf(out, thrown, signal);
   }
@@ -256,13 +262,13 @@ function networkOf(answer: unknown, call: string): Network {
 function parseLoadedImages(body: string, call: string): readonly string[] {
   const lines = body.split('\n').filter((line) => line.trim() !== '');
   return lines.flatMap((line) => {
-    const fields = fieldsOf(parsed(line, call), call);
+    const fields = fieldsOf(parseBody(line, call), call);
     const error = fields.optionalText('error');
     if (error !== '') throw new DockerError(`${call}: ${error}`, { failure: 'refused', engineMessage: error });
     const found = /^Loaded image(?:\(s\)| ID)?: (.+)$/.exec(fields.optionalText('stream').trim());
     if (found === null) return [];
     const [, names] = found;
-    if (names === undefined) throw garbled(call, 'a loaded image has no name');
+    if (names === undefined) throw garbledError(call, 'a loaded image has no name');
     return names.split(',').map((name) => name.trim());
   });
 }

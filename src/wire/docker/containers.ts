@@ -133,7 +133,7 @@ const mountOf = (one: Fields): ContainerMount => ({
   destination: one.optionalText('Destination'),
 });
 
-/** The body of a create call; the engine chooses what is left out. */
+/** The body of a create call. The engine chooses defaults for missing fields. */
 export function createBody(spec: ContainerSpec): object {
   const { image, command, entrypoint, env, user, labels, healthcheck, stopSeconds, host = {} } = spec;
   const devices = host.devices?.map((path) => ({

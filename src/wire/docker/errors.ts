@@ -16,21 +16,21 @@ export class DockerError extends Error {
   readonly engineMessage: string;
   constructor(
     message: string,
-    about: {
+    options: {
       readonly failure: DockerFailure;
       readonly status?: number;
       readonly engineMessage?: string;
       readonly cause?: unknown;
     },
   ) {
-    super(message, { cause: about.cause });
-    this.failure = about.failure;
-    this.status = about.status ?? 0;
-    this.engineMessage = about.engineMessage ?? '';
+    super(message, { cause: options.cause });
+    this.failure = options.failure;
+    this.status = options.status ?? 0;
+    this.engineMessage = options.engineMessage ?? '';
   }
 }
 
-export const garbled = (call: string, why: string, cause?: unknown): DockerError =>
+export const garbledError = (call: string, why: string, cause?: unknown): DockerError =>
   new DockerError(`${call}: ${why}`, { failure: 'garbled', cause });
 
-export const parsed = (text: string, call: string): unknown => parseJson(text, (why) => garbled(call, why));
+export const parseBody = (text: string, call: string): unknown => parseJson(text, (why) => garbledError(call, why));

@@ -1,10 +1,10 @@
 import { isJsonObject } from '#base/json.ts';
-import { garbled } from './errors.ts';
+import { garbledError } from './errors.ts';
 
 /** Reads the fields of an object in a reply. A missing field or a wrong type is an error that names the call and the field. */
 export interface Fields {
   text(name: string): string;
-  /** Empty where it is missing. */
+  /** Returns an empty text if the field is missing. */
   optionalText(name: string): string;
   count(name: string): number;
   flag(name: string): boolean;
@@ -22,13 +22,13 @@ export interface Fields {
 }
 
 export function fieldsOf(value: unknown, call: string, path = ''): Fields {
-  if (!isJsonObject(value)) throw garbled(call, `${path === '' ? 'the answer' : path} is not an object`);
-  const at = (name: string): string => (path === '' ? name : `${path}.${name}`);
+  if (!isJsonObject(value)) throw garbledError(call, `${path === '' ? 'the answer' : path} is not an object`);
+  const pathOf = (name: string): string => (path === '' ? name : `${path}.${name}`);
   function field<T>(name: string, kind: string, is: (value: unknown) => value is T, absent?: T): T {
     // Own properties only, not inherited ones.
     const found = Object.hasOwn(value as object, name) ? (value as Record<string, unknown>)[name] : undefined;
     if ((found === undefined || found === null) && absent !== undefined) return absent;
-    if (!is(found)) throw garbled(call, `${at(name)} is ${found === undefined ? 'missing' : `not ${kind}`}`);
+    if (!is(found)) throw garbledError(call, `${pathOf(name)} is ${found === undefined ? 'missing' : `not ${kind}`}`);
     return found;
   }
   return {
@@ -39,15 +39,15 @@ export function fieldsOf(value: unknown, call: string, path = ''): Fields {
     optionalFlag: (name) => field(name, 'true or false', isFlag, false),
     texts: (name) => field(name, 'a list of texts', isTexts, []),
     textMap: (name) => field(name, 'a map of texts', isTextMap, {}),
-    object: (name) => fieldsOf(field(name, 'an object', isJsonObject), call, at(name)),
-    optionalObject: (name) => fieldsOf(field(name, 'an object', isJsonObject, {}), call, at(name)),
-    objects: (name) => listOf(field(name, 'a list', Array.isArray, []), call, at(name)),
-    entries: () => Object.entries(value).map(([name, one]) => [name, fieldsOf(one, call, at(name))] as const),
+    object: (name) => fieldsOf(field(name, 'an object', isJsonObject), call, pathOf(name)),
+    optionalObject: (name) => fieldsOf(field(name, 'an object', isJsonObject, {}), call, pathOf(name)),
+    objects: (name) => listOf(field(name, 'a list', Array.isArray, []), call, pathOf(name)),
+    entries: () => Object.entries(value).map(([name, one]) => [name, fieldsOf(one, call, pathOf(name))] as const),
   };
 }
 
 export function listOf(value: unknown, call: string, path = ''): readonly Fields[] {
-  if (!Array.isArray(value)) throw garbled(call, `${path === '' ? 'the answer' : path} is not a list`);
+  if (!Array.isArray(value)) throw garbledError(call, `${path === '' ? 'the answer' : path} is not a list`);
   return value.map((one, i) => fieldsOf(one, call, `${path}[${i}]`));
 }
 

@@ -16,7 +16,7 @@ export interface EngineRequest {
   readonly tar?: AsyncIterable<Uint8Array>;
   /** For calls that wait: uses a separate connection, so that others do not have to wait for one. */
   readonly ownConnection?: boolean;
-  readonly limitMs: number;
+  readonly timeoutMs: number;
   readonly maxBytes: number;
 }
 
@@ -28,58 +28,64 @@ export interface EngineResponse {
 
 /** HTTP over a Unix socket with limits on time, bytes and connections. Error statuses become exceptions. */
 export interface DockerHttp extends Disposable {
-  request(out: EngineRequest, signal: AbortSignal): Promise<EngineResponse>;
+  request(request: EngineRequest, signal: AbortSignal): Promise<EngineResponse>;
   /** The deadline covers the response header only. The body lasts until the signal ends it. */
-  openStream(out: EngineRequest, signal: AbortSignal): Promise<IncomingMessage>;
+  openStream(request: EngineRequest, signal: AbortSignal): Promise<IncomingMessage>;
 }
 
 const maxSockets = 8;
 /** An engine's error message is a line or two. */
-const maxError = 64 << 10;
-const shownError = 1_000;
+const maxErrorBytes = 64 << 10;
+const maxMessageLength = 1_000;
 
 export function createDockerHttp(socketPath: string, clock: Clock): DockerHttp {
   const target = socketTarget(socketPath);
-  // A GET can be repeated, so it may use a kept connection that the engine may be closing at that moment. Other calls get new
-  // connections.
+  // A GET can be repeated, so it may use an idle connection, which the engine may be closing. Other calls get new connections.
   const keepAliveAgent = new Agent({ keepAlive: true, maxSockets: maxSockets, maxFreeSockets: 1 });
   const singleUseAgent = new Agent({ keepAlive: false, maxSockets: maxSockets });
 
-  function head(out: EngineRequest, agent: Agent | false, signal: AbortSignal): Promise<IncomingMessage> {
-    const { method, tar: stream } = out;
+  function sendRequest(request: EngineRequest, agent: Agent | false, signal: AbortSignal): Promise<IncomingMessage> {
+    const { method, tar: stream } = request;
     const headers: Record<string, string> = { host: 'docker', accept: 'application/json' };
     if (stream !== undefined) headers['content-type'] = 'application/x-tar';
-    if (out.body !== undefined) headers['content-type'] = 'application/json';
-    const body = out.body === undefined ? undefined : JSON.stringify(out.body);
-    return send(target, { method, path: pathWithQuery(out.path, out.query), headers, body, stream, agent }, signal);
+    if (request.body !== undefined) headers['content-type'] = 'application/json';
+    const body = request.body === undefined ? undefined : JSON.stringify(request.body);
+    return send(
+      target,
+      { method, path: pathWithQuery(request.path, request.query), headers, body, stream, agent },
+      signal,
+    );
   }
 
-  async function answerOf(head: IncomingMessage, { maxBytes }: EngineRequest): Promise<EngineResponse> {
+  async function readResponse(head: IncomingMessage, { maxBytes }: EngineRequest): Promise<EngineResponse> {
     const { statusCode: status = 0 } = head;
-    return { status, body: await readText(head, status < 400 ? maxBytes : maxError) };
+    return { status, body: await readText(head, status < 400 ? maxBytes : maxErrorBytes) };
   }
 
   return {
-    request: async (out, signal) => {
-      using limit = clock.deadline(out.limitMs, signal);
-      const shared = out.method === 'GET' ? keepAliveAgent : singleUseAgent;
+    request: async (request, signal) => {
+      using limit = clock.deadline(request.timeoutMs, signal);
+      const shared = request.method === 'GET' ? keepAliveAgent : singleUseAgent;
       try {
         return requireSuccess(
-          out,
-          await answerOf(await head(out, out.ownConnection === true ? false : shared, limit.signal), out),
+          request,
+          await readResponse(
+            await sendRequest(request, request.ownConnection === true ? false : shared, limit.signal),
+            request,
+          ),
         );
       } catch (thrown) {
-        throw failureOf(out, thrown, limit.signal);
+        throw failureOf(request, thrown, limit.signal);
       }
     },
-    openStream: (out, signal) => {
+    openStream: (request, signal) => {
       const open = async (ended: AbortSignal): Promise<IncomingMessage> => {
-        const answer = await head(out, false, ended);
-        if (answer.statusCode !== 200) requireSuccess(out, await answerOf(answer, out));
+        const answer = await sendRequest(request, false, ended);
+        if (answer.statusCode !== 200) requireSuccess(request, await readResponse(answer, request));
         return answer;
       };
-      const failure = (thrown: unknown, ended: AbortSignal): DockerError => failureOf(out, thrown, ended);
-      return openStream({ clock, limitMs: out.limitMs, open, failureOf: failure }, signal);
+      const failure = (thrown: unknown, ended: AbortSignal): DockerError => failureOf(request, thrown, ended);
+      return openStream({ clock, limitMs: request.timeoutMs, open, failureOf: failure }, signal);
     },
     [Symbol.dispose]: () => {
       keepAliveAgent.destroy();
@@ -88,13 +94,13 @@ export function createDockerHttp(socketPath: string, clock: Clock): DockerHttp {
   };
 }
 
-function requireSuccess(out: EngineRequest, answer: EngineResponse): EngineResponse {
+function requireSuccess(request: EngineRequest, answer: EngineResponse): EngineResponse {
   const { status, body } = answer;
   if (status >= 200 && status < 300) return answer;
   // 304: the requested state is already there.
   if (status === 304) return answer;
   const engineMessage = messageOf(body);
-  throw new DockerError(`${out.call}: ${engineMessage === '' ? `status ${status}` : engineMessage}`, {
+  throw new DockerError(`${request.call}: ${engineMessage === '' ? `status ${status}` : engineMessage}`, {
     failure: 'refused',
     status,
     engineMessage,
@@ -104,10 +110,10 @@ function requireSuccess(out: EngineRequest, answer: EngineResponse): EngineRespo
 function messageOf(body: string): string {
   // Not every error is JSON.
   const found = asJsonObject(jsonIn(body));
-  return line(found !== undefined && 'message' in found ? String(found['message']) : body);
+  return oneLine(found !== undefined && 'message' in found ? String(found['message']) : body);
 }
 
-const line = (text: string): string => text.trim().replaceAll(/\s+/g, ' ').slice(0, shownError);
+const oneLine = (text: string): string => text.trim().replaceAll(/\s+/g, ' ').slice(0, maxMessageLength);
 
 /** All failures become DockerErrors here. */
 export function failureOf({ call }: Pick<EngineRequest, 'call'>, thrown: unknown, signal: AbortSignal): DockerError {

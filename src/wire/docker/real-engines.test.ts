@@ -15,26 +15,26 @@ const kinds = [
 ] as const;
 
 describe.each(kinds)('the API of a real $kind', ({ kind, start, component }) => {
-  describe.skipIf(needs('root', 'mount', 'firewall', kind, 'busybox'))('gives', () => {
+  describe.skipIf(needs('root', 'mount', 'firewall', kind, 'busybox'))('through the client', () => {
     let engine: TestEngine;
     let client: DockerClient;
-    const open = new AsyncDisposableStack();
+    const resources = new AsyncDisposableStack();
 
     beforeAll(async () => {
-      engine = open.use(await start(signal, { bridges: true }));
-      client = open.use(createDockerClient({ socket: engine.socket, clock: systemClock() }));
+      engine = resources.use(await start(signal, { bridges: true }));
+      client = resources.use(createDockerClient({ socket: engine.socket, clock: systemClock() }));
     });
-    afterAll(() => open.disposeAsync());
+    afterAll(() => resources.disposeAsync());
 
-    test('its version and properties', async () => {
+    test('returns its version and properties', async () => {
       await client.ping(signal);
       expect((await client.version(signal)).components).toContain(component);
       expect((await client.info(signal)).securityOptions).toContain('name=seccomp,profile=default');
     });
 
-    test('images, loaded from a tar', async () => {
+    test('loads images from a tar', async () => {
       await expect(client.image(busyboxImage, signal)).rejects.toMatchObject({ failure: 'refused', status: 404 });
-      // By the engine's own program first: the same tar is then loaded by us.
+      // The engine's own program loads and saves the image first; then the client loads the same tar.
       await loadBusybox(engine, signal);
       const id = await client.image(busyboxImage, signal);
       await engine.run('save', '--output', `${engine.plugins}/image.tar`, busyboxImage);
@@ -47,7 +47,7 @@ describe.each(kinds)('the API of a real $kind', ({ kind, start, component }) => 
       expect(await client.image(busyboxImage, signal)).toBe(id);
     });
 
-    test('networks', async () => {
+    test('creates and removes networks', async () => {
       await expect(client.network('silver', signal)).rejects.toMatchObject({ status: 404 });
       const spec = { name: 'silver', subnet: '10.77.0.0/24', internal: true, labels: { is: 'ours' } };
       const id = await client.createNetwork(spec, signal);
@@ -63,7 +63,7 @@ describe.each(kinds)('the API of a real $kind', ({ kind, start, component }) => 
       await expect(client.network('silver', signal)).rejects.toMatchObject({ status: 404 });
     });
 
-    test('containers, from their creation to their removal', async () => {
+    test('creates, starts, stops and removes containers', async () => {
       await client.createNetwork({ name: 'gold', subnet: '10.78.0.0/24' }, signal);
       const id = await client.createContainer(
         'worker',
@@ -104,7 +104,7 @@ describe.each(kinds)('the API of a real $kind', ({ kind, start, component }) => 
       await client.removeNetwork('gold', signal);
     });
 
-    test('a second network to a container', async () => {
+    test('connects a container to a second network', async () => {
       for (const name of ['north', 'south']) await client.createNetwork({ name }, signal);
       const id = await client.createContainer(
         'both',
@@ -114,12 +114,12 @@ describe.each(kinds)('the API of a real $kind', ({ kind, start, component }) => 
       await client.startContainer(id, signal);
       await client.connect('south', id, signal);
       expect(Object.keys((await client.container(id, signal)).networks).sort()).toEqual(['north', 'south']);
-      // Running as it is.
+      // The container is still running.
       await client.removeContainer(id, signal);
       for (const name of ['north', 'south']) await client.removeNetwork(name, signal);
     });
 
-    test('events from the requested time', async () => {
+    test('streams events from the requested time', async () => {
       const since = Date.now();
       const id = await client.createContainer('', { image: busyboxImage, command: ['true'] }, signal);
       const caller = new AbortController();

@@ -28,8 +28,8 @@ export function versionOf(answer: unknown, call: string): Version {
 const preferredApi = '1.41';
 
 /**
- * Returns our version if the engine supports it. If the engine has dropped it, returns the engine's oldest version. Fails for an
- * engine that is too old for it.
+ * Returns our version if the engine supports it. If the engine has dropped it, returns the engine's oldest version. Fails if the
+ * engine is older than our version.
  */
 export function chooseApiVersion({ version, api, oldestApi }: Version, call: string): string {
   if (!isVersion(api) || !isVersion(oldestApi)) {

@@ -8,7 +8,7 @@ export const attrSize = 88;
 export const entrySize = 128;
 export const openSize = 16;
 
-/** The room that the kernel requires for the headers of a WRITE, beside its data. */
+/** The size of the headers of a WRITE, in addition to its data, that the kernel requires in a read buffer. */
 export const requestOverhead = 4096;
 export const pageSize = 4096;
 

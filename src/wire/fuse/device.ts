@@ -3,15 +3,15 @@ import { getSystemErrorName, promisify } from 'node:util';
 import { isErrno } from '#base/errno.ts';
 import { readNow, watchReadable } from '#base/linux/watch-readable.ts';
 
-/** The memory for one request: at least `maxWrite + requestOverhead` bytes. `place` is its index. */
+/** The memory for one request: at least `maxWrite + requestOverhead` bytes. */
 export interface Slot {
-  readonly place: number;
+  readonly index: number;
   readonly buffer: Buffer;
   readonly view: DataView;
 }
 
 export interface DeviceOptions {
-  /** The device takes it over, and closes it at the end, also if it cannot be opened. */
+  /** The device owns the descriptor and closes it at the end, also if `openDevice` fails. */
   readonly fd: number;
   /**
    * Returns the memory for the next read. Called before each read, also if the read returns nothing. Undefined: reading pauses
@@ -29,9 +29,9 @@ export interface DeviceOptions {
 export interface Device extends Disposable {
   /** Returns false if the caller of the request no longer waits. */
   write(bytes: Uint8Array): boolean;
-  /** Writes in another thread, for notifications that may wait for one of our own replies. One at a time in this process. */
+  /** Writes in another thread, for notifications that may wait for one of our own replies. Such writes run one at a time in this process. */
   writeInThread(bytes: Uint8Array): Promise<boolean>;
-  /** Continues to read, since there may be memory again. */
+  /** Continues to read after `nextSlot` returned undefined. */
   resume(): void;
   /** Stops reading. */
   pause(): void;
@@ -95,7 +95,7 @@ export function openDevice({ fd, nextSlot, onRequest, onRejected, onEnd }: Devic
   startReading();
   failing.move();
   // The request was interrupted, another process has answered it, or the file system was unmounted.
-  const rejected = (cause: unknown): false => {
+  const handleWriteError = (cause: unknown): false => {
     if (isErrno(cause, 'ENOENT', 'ENODEV', 'ECONNABORTED', 'EPERM')) return false;
     if (!isErrno(cause, 'EINVAL')) throw cause;
     onRejected?.(cause);
@@ -109,22 +109,22 @@ export function openDevice({ fd, nextSlot, onRequest, onRejected, onEnd }: Devic
         writeSync(fd, bytes);
         return true;
       } catch (cause) {
-        return rejected(cause);
+        return handleWriteError(cause);
       }
     },
     writeInThread: async (bytes) => {
-      const before = lastThreadWrite;
+      const previousWrite = lastThreadWrite;
       const { promise: done, resolve } = Promise.withResolvers<void>();
       lastThreadWrite = done;
-      await before;
+      await previousWrite;
       try {
         if (isClosed) return false;
         const written = writeAsync(fd, bytes);
-        threadWrite = written.then(nothing, nothing);
+        threadWrite = written.then(ignore, ignore);
         await written;
         return true;
       } catch (cause) {
-        return rejected(cause);
+        return handleWriteError(cause);
       } finally {
         threadWrite = undefined;
         resolve();
@@ -136,4 +136,4 @@ export function openDevice({ fd, nextSlot, onRequest, onRejected, onEnd }: Devic
   };
 }
 
-const nothing = (): void => undefined;
+const ignore = (): void => undefined;

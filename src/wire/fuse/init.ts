@@ -28,14 +28,14 @@ export interface InitResult {
   readonly flags: readonly InitFlag[];
 }
 
-const replySize = 64;
+const initReplySize = 64;
 
 export function readInitRequest(message: Message): InitRequest {
   requireBytes(message, 16);
-  const [low, second] = [u32(message, 12), 16];
+  const [low, secondWordOffset] = [u32(message, 12), 16];
   // Kernels before 6.0 send a shorter request.
-  const isLong = message.end >= 40 + second + 4;
-  const high = isLong && isSet(low, initFlag.initExt) ? u32(message, second) : 0;
+  const isLong = message.end >= 40 + secondWordOffset + 4;
+  const high = isLong && isSet(low, initFlag.initExt) ? u32(message, secondWordOffset) : 0;
   return {
     major: u32(message, 0),
     minor: u32(message, 4),
@@ -50,8 +50,8 @@ const isSet = (word: number, bit: number): boolean => ((word >>> bit) & 1) === 1
 export const isSupported = ({ major, minor }: InitRequest): boolean =>
   major > protocol.major || (major === protocol.major && minor >= protocol.oldestMinor);
 
-export function negotiate(offer: InitRequest, wishes: InitOptions): InitResult {
-  const wanted: readonly InitFlag[] = [...wishes.flags, 'initExt', 'maxPages', 'bigWrites'];
+export function negotiate(offer: InitRequest, options: InitOptions): InitResult {
+  const wanted: readonly InitFlag[] = [...options.flags, 'initExt', 'maxPages', 'bigWrites'];
   return {
     minor: Math.min(offer.minor, protocol.newestMinor),
     flags: wanted.filter((flag) => offer.has(flag)),
@@ -64,24 +64,24 @@ export function putInitReply(
   at: number,
   offer: InitRequest,
   { minor, flags }: InitResult,
-  wishes: InitOptions,
+  options: InitOptions,
 ): number {
   const { buffer, view } = out;
-  buffer.fill(0, at, at + replySize);
-  const word = (from: number): number =>
+  buffer.fill(0, at, at + initReplySize);
+  const flagWord = (from: number): number =>
     flags.reduce((sum, flag) => {
       const bit = initFlag[flag] - from;
       return bit >= 0 && bit < 32 ? sum | (1 << bit) : sum;
     }, 0) >>> 0;
   view.setUint32(at, protocol.major, true);
   view.setUint32(at + 4, minor, true);
-  view.setUint32(at + 8, Math.min(offer.maxReadahead, wishes.maxReadahead), true);
-  view.setUint32(at + 12, word(0), true);
-  view.setUint16(at + 16, wishes.maxBackground, true);
-  view.setUint16(at + 18, Math.floor((wishes.maxBackground * 3) / 4), true);
-  view.setUint32(at + 20, wishes.maxWrite, true);
-  view.setUint32(at + 24, wishes.timeGranularity, true);
-  view.setUint16(at + 28, wishes.maxWrite / pageSize, true);
-  view.setUint32(at + 32, word(32), true);
-  return at + replySize;
+  view.setUint32(at + 8, Math.min(offer.maxReadahead, options.maxReadahead), true);
+  view.setUint32(at + 12, flagWord(0), true);
+  view.setUint16(at + 16, options.maxBackground, true);
+  view.setUint16(at + 18, Math.floor((options.maxBackground * 3) / 4), true);
+  view.setUint32(at + 20, options.maxWrite, true);
+  view.setUint32(at + 24, options.timeGranularity, true);
+  view.setUint16(at + 28, options.maxWrite / pageSize, true);
+  view.setUint32(at + 32, flagWord(32), true);
+  return at + initReplySize;
 }

@@ -15,8 +15,8 @@ import { invalidateEntry, invalidateInode, resend } from './notify.ts';
 
 const run = promisify(execFile);
 
-/** Calls that Node has no function for, on a thread: the main one has the file system to serve. */
-async function call(prototype: string, ...args: readonly unknown[]): Promise<number> {
+/** Calls a C function that Node does not offer. Runs it on a thread, since the main thread serves the file system. */
+async function callLibc(prototype: string, ...args: readonly unknown[]): Promise<number> {
   const { promise, resolve, reject } = Promise.withResolvers<number>();
   libc()
     .func(prototype)
@@ -26,18 +26,18 @@ async function call(prototype: string, ...args: readonly unknown[]): Promise<num
   return await promise;
 }
 
-const mounted = async (ground: ScratchFolder, wishes = defaultInitOptions) => {
+const mountMemory = async (scratch: ScratchFolder, initOptions = defaultInitOptions) => {
   const memory = createMemoryFileSystem();
-  const mount = await mountFuse(ground, memory.operations, wishes);
+  const mount = await mountFuse(scratch, memory.operations, initOptions);
   return { memory, mount, path: (name: string) => join(mount.at, name) };
 };
 
 describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
-  test('a malformed reply fails its request and no other', async () => {
-    using ground = createScratchFolder();
+  test('a malformed reply fails its own request, and no other request', async () => {
+    using scratch = createScratchFolder();
     const memory = createMemoryFileSystem();
     const readlink = (): Uint8Array => Buffer.alloc(4096, 'x');
-    await using mount = await mountFuse(ground, { ...memory.operations, readlink }, defaultInitOptions);
+    await using mount = await mountFuse(scratch, { ...memory.operations, readlink }, defaultInitOptions);
     await fs.symlink('somewhere', join(mount.at, 'link'));
     await expect(fs.readlink(join(mount.at, 'link'))).rejects.toThrow('EIO');
     await fs.writeFile(join(mount.at, 'file'), 'data');
@@ -45,8 +45,8 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('files are created, written in large and small writes, read, truncated and removed', async () => {
-    using ground = createScratchFolder();
-    const { memory, mount, path } = await mounted(ground);
+    using scratch = createScratchFolder();
+    const { memory, mount, path } = await mountMemory(scratch);
     await using _ = mount;
     const data = randomBytes(5_000_001);
     await fs.writeFile(path('file'), data, { mode: 0o640 });
@@ -60,9 +60,9 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     await file.utimes(1_000_000_000.25, 1_700_000_000.5);
     await file.chown(1234, 4_000_000_000);
     await file.chmod(0o4711);
-    const found = await fs.stat(path('file'));
-    expect(found).toMatchObject({ size: 4_000_100, mode: 0o104711, uid: 1234, gid: 4_000_000_000, nlink: 1 });
-    expect([found.atimeMs, found.mtimeMs]).toEqual([1_000_000_000_250, 1_700_000_000_500]);
+    const stats = await fs.stat(path('file'));
+    expect(stats).toMatchObject({ size: 4_000_100, mode: 0o104711, uid: 1234, gid: 4_000_000_000, nlink: 1 });
+    expect([stats.atimeMs, stats.mtimeMs]).toEqual([1_000_000_000_250, 1_700_000_000_500]);
     expect((await fs.readFile(path('file'))).equals(data.subarray(0, 4_000_100))).toBe(true);
     await fs.unlink(path('file'));
     await expect(fs.stat(path('file'))).rejects.toThrow('ENOENT');
@@ -73,8 +73,8 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('directories, links, renames and special files work', async () => {
-    using ground = createScratchFolder();
-    const { mount, path } = await mounted(ground);
+    using scratch = createScratchFolder();
+    const { mount, path } = await mountMemory(scratch);
     await using _ = mount;
     await fs.mkdir(path('a/b/c'), { recursive: true });
     await fs.symlink('../some/where', path('a/link'));
@@ -87,9 +87,9 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     await expect(fs.rmdir(path('a'))).rejects.toThrow('ENOTEMPTY');
     await expect(fs.mkdir(path('a'))).rejects.toThrow('EEXIST');
     const renameat2 = 'int renameat2(int a, const char *from, int b, const char *to, unsigned int flags)';
-    expect(await call(renameat2, -100, path('three'), -100, path('a/b/two'), 1)).toBe(-1);
+    expect(await callLibc(renameat2, -100, path('three'), -100, path('a/b/two'), 1)).toBe(-1);
     await fs.writeFile(path('a/b/two'), 'two');
-    expect(await call(renameat2, -100, path('three'), -100, path('a/b/c'), 2)).toBe(0);
+    expect(await callLibc(renameat2, -100, path('three'), -100, path('a/b/c'), 2)).toBe(0);
     expect((await fs.stat(path('three'))).isDirectory()).toBe(true);
     await run('mkfifo', [path('pipe')]);
     expect((await fs.stat(path('pipe'))).isFIFO()).toBe(true);
@@ -104,8 +104,8 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
 
   test('directories longer than one reply are listed with and without attributes', async () => {
     for (const flags of [defaultInitOptions.flags, ['asyncRead'] as const]) {
-      using ground = createScratchFolder();
-      const { mount, path } = await mounted(ground, { ...defaultInitOptions, flags });
+      using scratch = createScratchFolder();
+      const { mount, path } = await mountMemory(scratch, { ...defaultInitOptions, flags });
       await using _ = mount;
       const names = Array.from({ length: 2000 }, (_, i) => `a-name-that-is-not-short-${i}`);
       for (const name of names) await fs.writeFile(path(name), '');
@@ -117,8 +117,8 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('the kernel sends FORGET and BATCH_FORGET for looked up nodes', async () => {
-    using ground = createScratchFolder();
-    const { memory, mount, path } = await mounted(ground);
+    using scratch = createScratchFolder();
+    const { memory, mount, path } = await mountMemory(scratch);
     await using _ = mount;
     for (let i = 0; i < 300; i++) await fs.writeFile(path(`file-${i}`), '');
     expect(memory.known()).toBe(300);
@@ -127,8 +127,8 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('statfs reports sizes beyond 32 bits', async () => {
-    using ground = createScratchFolder();
-    const { mount } = await mounted(ground);
+    using scratch = createScratchFolder();
+    const { mount } = await mountMemory(scratch);
     await using _ = mount;
     expect(await fs.statfs(mount.at)).toMatchObject({
       bsize: 4096,
@@ -140,44 +140,44 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('extended attributes are set, read, listed and removed', async () => {
-    using ground = createScratchFolder();
-    const { mount, path } = await mounted(ground);
+    using scratch = createScratchFolder();
+    const { mount, path } = await mountMemory(scratch);
     await using _ = mount;
     await fs.writeFile(path('file'), '');
     const at = path('file');
     const value = Buffer.from('a value\0with a NUL');
     const set = 'int setxattr(const char *path, const char *name, void *value, size_t size, int flags)';
     const get = 'int64_t getxattr(const char *path, const char *name, void *value, size_t size)';
-    expect(await call(set, at, 'user.one', value, value.length, 0)).toBe(0);
-    expect(await call(get, at, 'user.one', null, 0)).toBe(value.length);
+    expect(await callLibc(set, at, 'user.one', value, value.length, 0)).toBe(0);
+    expect(await callLibc(get, at, 'user.one', null, 0)).toBe(value.length);
     const read = Buffer.alloc(100);
-    expect(await call(get, at, 'user.one', read, 100)).toBe(value.length);
+    expect(await callLibc(get, at, 'user.one', read, 100)).toBe(value.length);
     expect(read.subarray(0, value.length)).toEqual(value);
-    expect(await call(get, at, 'user.one', read, 3)).toBe(-1);
-    expect(await call(get, at, 'user.two', read, 100)).toBe(-1);
+    expect(await callLibc(get, at, 'user.one', read, 3)).toBe(-1);
+    expect(await callLibc(get, at, 'user.two', read, 100)).toBe(-1);
     const list = 'int64_t listxattr(const char *path, void *list, size_t size)';
-    expect(await call(list, at, read, 100)).toBe(9);
+    expect(await callLibc(list, at, read, 100)).toBe(9);
     expect(read.toString('latin1', 0, 9)).toBe('user.one\0');
-    expect(await call('int removexattr(const char *path, const char *name)', at, 'user.one')).toBe(0);
-    expect(await call(list, at, read, 100)).toBe(0);
+    expect(await callLibc('int removexattr(const char *path, const char *name)', at, 'user.one')).toBe(0);
+    expect(await callLibc(list, at, read, 100)).toBe(0);
   });
 
   test('the kernel stops sending an operation after ENOSYS', async () => {
-    using ground = createScratchFolder();
+    using scratch = createScratchFolder();
     const memory = createMemoryFileSystem();
     const { getxattr: _one, fallocate: _two, ...operations } = { ...memory.operations };
-    await using mount = await mountFuse(ground, operations);
+    await using mount = await mountFuse(scratch, operations);
     await fs.writeFile(join(mount.at, 'file'), 'x');
     const get = 'int64_t getxattr(const char *path, const char *name, void *value, size_t size)';
-    expect(await call(get, join(mount.at, 'file'), 'user.one', null, 0)).toBe(-1);
+    expect(await callLibc(get, join(mount.at, 'file'), 'user.one', null, 0)).toBe(-1);
     await expect(run('fallocate', ['-l', '4096', '-p', join(mount.at, 'file')])).rejects.toThrow('unsupported');
     expect(mount.faults).toEqual([]);
   });
 
-  test('locks are passed to a file system that requested them', async () => {
-    using ground = createScratchFolder();
+  test('the kernel passes locks to a file system that requested posixLocks and flockLocks', async () => {
+    using scratch = createScratchFolder();
     const flags = [...defaultInitOptions.flags, 'posixLocks', 'flockLocks'] as const;
-    const { memory, mount, path } = await mounted(ground, { ...defaultInitOptions, flags });
+    const { memory, mount, path } = await mountMemory(scratch, { ...defaultInitOptions, flags });
     await using _ = mount;
     await fs.writeFile(path('file'), '');
     const holder = spawn('flock', [path('file'), 'sh', '-c', 'echo locked; read line'], {
@@ -192,31 +192,31 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('fallocate, lseek and copy_file_range work', async () => {
-    using ground = createScratchFolder();
-    const { memory, mount, path } = await mounted(ground);
+    using scratch = createScratchFolder();
+    const { memory, mount, path } = await mountMemory(scratch);
     await using _ = mount;
     await run('fallocate', ['-l', '100000', path('file')]);
     expect((await fs.stat(path('file'))).size).toBe(100_000);
     await fs.writeFile(path('file'), 'to be copied');
     const [from, to] = [await fs.open(path('file')), await fs.open(path('other'), 'w+')];
     const copy = 'int64_t copy_file_range(int a, void *from, int b, void *to, size_t length, unsigned int flags)';
-    expect(await call(copy, from.fd, null, to.fd, null, 100, 0)).toBe(12);
+    expect(await callLibc(copy, from.fd, null, to.fd, null, 100, 0)).toBe(12);
     const seek = 'int64_t lseek(int fd, int64_t offset, int whence)';
     const [data, hole] = [3, 4];
-    expect(await call(seek, from.fd, 5, data)).toBe(5);
-    expect(await call(seek, from.fd, 5, hole)).toBe(12);
+    expect(await callLibc(seek, from.fd, 5, data)).toBe(5);
+    expect(await callLibc(seek, from.fd, 5, hole)).toBe(12);
     await Promise.all([from.close(), to.close()]);
     expect(await fs.readFile(path('other'), 'utf8')).toBe('to be copied');
     expect(memory.calls).toEqual(expect.arrayContaining(['fallocate', 'copyFileRange', 'lseek']));
   });
 
   test('an interrupted process gets its reply at once', async () => {
-    using ground = createScratchFolder();
-    const { memory, mount, path } = await mounted(ground);
+    using scratch = createScratchFolder();
+    const { memory, mount, path } = await mountMemory(scratch);
     await using _ = mount;
     await fs.writeFile(path('file'), 'x'.repeat(10_000));
     mount.device.write(invalidateInode((await fs.stat(path('file'))).ino, { offset: 0, length: 0 }));
-    using _held = memory.hold();
+    using _hold = memory.hold();
     const reader = spawn('cat', [path('file')], { stdio: 'ignore' });
     await expect.poll(() => memory.calls.includes('read'), { timeout: 10_000 }).toBe(true);
     reader.kill('SIGKILL');
@@ -224,13 +224,13 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test("notifications invalidate the kernel's caches", async () => {
-    using ground = createScratchFolder();
-    const { memory, mount, path } = await mounted(ground);
+    using scratch = createScratchFolder();
+    const { memory, mount, path } = await mountMemory(scratch);
     await using _ = mount;
     await fs.writeFile(path('file'), 'old');
     await fs.readFile(path('file'));
     const { ino } = await fs.stat(path('file'));
-    const request = { uid: 0, gid: 0, pid: 0, place: 0, resent: false, signal: new AbortController().signal };
+    const request = { uid: 0, gid: 0, pid: 0, slot: 0, resent: false, signal: new AbortController().signal };
     await memory.operations.setattr(ino, { mode: 0o600 }, request);
     await memory.operations.write(ino, { fh: 0, offset: 0, flags: 0, openFlags: 0 }, Buffer.from('new'), request);
     expect((await fs.stat(path('file'))).mode & 0o777).toBe(0o644);
@@ -242,36 +242,36 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     await fs.stat(path('file'));
     mount.device.write(invalidateEntry(1, Buffer.from('file'), { expireOnly: false }));
     await expect(fs.stat(path('file'))).rejects.toThrow('ENOENT');
-    // A name that the kernel does not know is nothing to worry about.
+    // The kernel rejects an unknown name with ENOENT, which is not an error.
     expect(mount.device.write(invalidateEntry(1, Buffer.from('unknown'), { expireOnly: false }))).toBe(false);
   });
 
   test('the kernel resends requests without a reply', async () => {
-    using ground = createScratchFolder();
+    using scratch = createScratchFolder();
     const memory = createMemoryFileSystem();
-    const seen: boolean[] = [];
+    const resentFlags: boolean[] = [];
     const { promise, resolve } = Promise.withResolvers<void>();
-    const forgotten = new Promise<never>(() => undefined);
-    await using mount = await mountFuse(ground, {
+    const neverAnswered = new Promise<never>(() => undefined);
+    await using mount = await mountFuse(scratch, {
       ...memory.operations,
       statfs: (node, request) => {
-        seen.push(request.resent);
+        resentFlags.push(request.resent);
         resolve();
-        return request.resent ? memory.operations.statfs(node, request) : forgotten;
+        return request.resent ? memory.operations.statfs(node, request) : neverAnswered;
       },
     });
     if (!mount.agreement.flags.includes('hasResend')) return;
-    const asking = fs.statfs(mount.at);
+    const statfsCall = fs.statfs(mount.at);
     await promise;
     mount.device.write(resend());
-    expect(await asking).toMatchObject({ bavail: 1000 });
-    expect(seen).toEqual([false, true]);
+    expect(await statfsCall).toMatchObject({ bavail: 1000 });
+    expect(resentFlags).toEqual([false, true]);
   });
 
   test('reading pauses while there is no memory for another request', async () => {
-    using ground = createScratchFolder();
+    using scratch = createScratchFolder();
     const memory = createMemoryFileSystem();
-    await using mount = await mountFuse(ground, memory.operations, defaultInitOptions, { slots: 3 });
+    await using mount = await mountFuse(scratch, memory.operations, defaultInitOptions, { slots: 3 });
     await fs.writeFile(join(mount.at, 'file'), 'x'.repeat(20_000));
     const held = memory.hold();
     const direct = Array.from({ length: 8 }, async () => {
@@ -286,9 +286,9 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     expect(mount.faults).toEqual([]);
   });
 
-  test('an unmount ends the device and is reported', async () => {
-    using ground = createScratchFolder();
-    const { mount } = await mounted(ground);
+  test('an unmount ends the device with ENODEV', async () => {
+    using scratch = createScratchFolder();
+    const { mount } = await mountMemory(scratch);
     await using _ = mount;
     await run('umount', [mount.at]);
     expect(await mount.ended).toBe('ENODEV');

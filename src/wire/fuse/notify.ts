@@ -6,7 +6,8 @@ import { setU64 } from './message.ts';
 
 /**
  * Invalidates the cached attributes of a node; with `data`, its cached pages, too. The kernel waits for pages that are being
- * read. So a thread that answers READs must not wait for this, or neither ends. Without `data` it never waits.
+ * read. So a thread that answers READs must not write this notification: it would deadlock. Without `data` the kernel never
+ * waits.
  */
 export function invalidateInode(node: number, data?: { readonly offset: number; readonly length: number }): Buffer {
   const out = message(notifyCode.invalInode, 24);
@@ -17,11 +18,11 @@ export function invalidateInode(node: number, data?: { readonly offset: number; 
 }
 
 /** Invalidates a cached name. Takes the directory's lock in the kernel: see the README on deadlocks. */
-export function invalidateEntry(parent: number, name: Uint8Array, how: { readonly expireOnly: boolean }): Buffer {
+export function invalidateEntry(parent: number, name: Uint8Array, options: { readonly expireOnly: boolean }): Buffer {
   const out = message(notifyCode.invalEntry, 16 + name.length + 1);
   setU64(out.view, outHeaderSize, parent);
   out.view.setUint32(outHeaderSize + 8, name.length, true);
-  out.view.setUint32(outHeaderSize + 12, how.expireOnly ? 1 : 0, true);
+  out.view.setUint32(outHeaderSize + 12, options.expireOnly ? 1 : 0, true);
   out.buffer.set(name, outHeaderSize + 16);
   return out.buffer;
 }

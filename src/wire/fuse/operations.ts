@@ -75,12 +75,12 @@ export interface DirectoryEntryPlus extends DirectoryEntry {
   readonly entry: Entry | undefined;
 }
 
-/** Collects entries. `add` returns false if the entry did not fit. */
+/** Collects the entries of a READDIR reply. `add` returns false if the entry did not fit. */
 export interface DirentWriter {
   add(entry: DirectoryEntryPlus): boolean;
 }
 
-/** Has only the attributes to set. */
+/** The attributes that a SETATTR sets. A missing attribute stays unchanged. */
 export interface SetAttr {
   readonly mode?: number;
   readonly uid?: number;
@@ -102,8 +102,8 @@ export interface Request {
   readonly gid: number;
   readonly pid: number;
   /** The index of the request's memory, which belongs to the request until it is answered. */
-  readonly place: number;
-  /** A predecessor received the request and may have answered it. In that case the kernel drops the reply of this process. */
+  readonly slot: number;
+  /** A previous server process received the request and may have answered it. If it did, the kernel drops the reply of this process. */
   readonly resent: boolean;
   /** Aborted when the waiting process is interrupted. Created on first access. */
   readonly signal: AbortSignal;
@@ -129,13 +129,13 @@ export interface Operations {
   /** Has no reply and must not fail. */
   forget(node: number, lookups: number): void;
   getattr(node: number, fh: number | undefined, request: Request): MaybePromise<AttrReply>;
-  setattr(node: number, set: SetAttr, request: Request): MaybePromise<AttrReply>;
+  setattr(node: number, attributes: SetAttr, request: Request): MaybePromise<AttrReply>;
   readlink(node: number, request: Request): MaybePromise<Uint8Array>;
   symlink(parent: number, name: Name, target: Buffer, request: Request): MaybePromise<Entry>;
   mknod(
     parent: number,
     name: Name,
-    how: { readonly mode: number; readonly rdev: number },
+    options: { readonly mode: number; readonly rdev: number },
     request: Request,
   ): MaybePromise<Entry>;
   mkdir(parent: number, name: Name, mode: number, request: Request): MaybePromise<Entry>;
@@ -152,40 +152,44 @@ export interface Operations {
   create(
     parent: number,
     name: Name,
-    how: { readonly flags: number; readonly mode: number },
+    options: { readonly flags: number; readonly mode: number },
     request: Request,
   ): MaybePromise<{ readonly entry: Entry; readonly opened: OpenReply }>;
   read(
     node: number,
-    at: { readonly fh: number; readonly offset: number; readonly size: number },
+    range: { readonly fh: number; readonly offset: number; readonly size: number },
     request: Request,
   ): MaybePromise<ReadReply>;
-  /** Returns the number of bytes written. `openFlags`: O_SYNC and the like. */
+  /** Returns the number of bytes written. `openFlags`: the flags of the open file, such as O_SYNC. */
   write(
     node: number,
-    at: { readonly fh: number; readonly offset: number; readonly flags: number; readonly openFlags: number },
+    options: { readonly fh: number; readonly offset: number; readonly flags: number; readonly openFlags: number },
     data: Buffer,
     request: Request,
   ): MaybePromise<number>;
   flush(node: number, fh: number, request: Request): MaybePromise<void>;
-  /** The last descriptor of an open file was closed. `unlock`: the owner whose flock ends. */
+  /** The last descriptor of an open file was closed. `unlock`: the owner whose flock is released. */
   release(
     node: number,
-    how: { readonly fh: number; readonly unlock: bigint | undefined },
+    options: { readonly fh: number; readonly unlock: bigint | undefined },
     request: Request,
   ): MaybePromise<void>;
-  fsync(node: number, how: { readonly fh: number; readonly dataOnly: boolean }, request: Request): MaybePromise<void>;
+  fsync(
+    node: number,
+    options: { readonly fh: number; readonly dataOnly: boolean },
+    request: Request,
+  ): MaybePromise<void>;
   opendir(node: number, flags: number, request: Request): MaybePromise<OpenReply>;
   readdir(
     node: number,
-    at: { readonly fh: number; readonly offset: bigint; readonly plus: boolean },
-    into: DirentWriter,
+    position: { readonly fh: number; readonly offset: bigint; readonly plus: boolean },
+    writer: DirentWriter,
     request: Request,
   ): MaybePromise<void>;
   releasedir(node: number, fh: number, request: Request): MaybePromise<void>;
   fsyncdir(
     node: number,
-    how: { readonly fh: number; readonly dataOnly: boolean },
+    options: { readonly fh: number; readonly dataOnly: boolean },
     request: Request,
   ): MaybePromise<void>;
   statfs(node: number, request: Request): MaybePromise<Statfs>;
@@ -194,22 +198,22 @@ export interface Operations {
   setxattr(
     node: number,
     name: Name,
-    set: { readonly value: Buffer; readonly flags: number },
+    attribute: { readonly value: Buffer; readonly flags: number },
     request: Request,
   ): MaybePromise<void>;
   listxattr(node: number, size: number, request: Request): MaybePromise<Uint8Array | number>;
   removexattr(node: number, name: Name, request: Request): MaybePromise<void>;
-  getlk(node: number, about: LockRequest, request: Request): MaybePromise<Lock>;
-  setlk(node: number, about: LockRequest, request: Request): MaybePromise<void>;
-  setlkw(node: number, about: LockRequest, request: Request): MaybePromise<void>;
+  getlk(node: number, lockRequest: LockRequest, request: Request): MaybePromise<Lock>;
+  setlk(node: number, lockRequest: LockRequest, request: Request): MaybePromise<void>;
+  setlkw(node: number, lockRequest: LockRequest, request: Request): MaybePromise<void>;
   fallocate(
     node: number,
-    what: { readonly fh: number; readonly offset: number; readonly length: number; readonly mode: number },
+    range: { readonly fh: number; readonly offset: number; readonly length: number; readonly mode: number },
     request: Request,
   ): MaybePromise<void>;
   lseek(
     node: number,
-    to: { readonly fh: number; readonly offset: number; readonly whence: number },
+    position: { readonly fh: number; readonly offset: number; readonly whence: number },
     request: Request,
   ): MaybePromise<number>;
   copyFileRange(

@@ -30,16 +30,16 @@ export interface SessionOptions {
   readonly onFault?: (operation: string, cause: unknown) => void;
 }
 
-/** A request that a predecessor received and may have answered. */
+/** A request that a previous server process received and may have answered. */
 export interface InheritedRequest {
-  /** The kernel has sent the predecessor an INTERRUPT for it. */
+  /** The kernel has sent the previous process an INTERRUPT for this request. */
   readonly isInterrupted: boolean;
 }
 
 export interface Session {
   /** Executes the request in that slot. Never throws. */
   handle(slot: number, message: Message, inherited?: InheritedRequest): void;
-  /** Executes the request when the returned function is called. It counts as pending from now on, so it can be interrupted. */
+  /** Executes the request when the returned function is called. The request counts as pending from now on, so it can be interrupted. */
   defer(slot: number, message: Message, inherited: InheritedRequest): () => void;
   /**
    * Replies with an error (EIO, or the code of an `Errno`) without executing the request, if it is of a kind that has a reply.
@@ -54,15 +54,15 @@ export interface Session {
 const interruptedController = new AbortController();
 interruptedController.abort(new Errno('EINTR'));
 
-/** All sessions encode their replies here, one at a time. Longer ones (directories, data) have memory of their own. */
+/** All sessions encode their replies here, one at a time. Longer replies (directories, data) have their own memory. */
 const scratch = createReplyBuffer(64 * 1024);
 
 /** Writes the reply header with the request's unique number, including the resent bit. */
-function writeHeader({ buffer, view }: ReplyBuffer, { view: asked }: Message, end: number, error: number): Buffer {
+function writeHeader({ buffer, view }: ReplyBuffer, { view: request }: Message, end: number, error: number): Buffer {
   view.setUint32(0, end, true);
   view.setInt32(4, -error, true);
-  view.setUint32(8, asked.getUint32(8, true), true);
-  view.setUint32(12, asked.getUint32(12, true), true);
+  view.setUint32(8, request.getUint32(8, true), true);
+  view.setUint32(12, request.getUint32(12, true), true);
   return end === buffer.length ? buffer : buffer.subarray(0, end);
 }
 
@@ -82,7 +82,7 @@ function initReply(message: Message, options: InitOptions): InitReply | undefine
   return { bytes: writeHeader(scratch, message, end, 0), agreement, isAgreed: offer.major === 7 };
 }
 
-function refuse(store: RequestStore, message: Message, slot: number, code: ErrnoName): void {
+function replyWithError(store: RequestStore, message: Message, slot: number, code: ErrnoName): void {
   store.reply(slot, writeHeader(scratch, message, outHeaderSize, errno[code]));
 }
 
@@ -96,7 +96,7 @@ function createBuiltIn(
   function init(slot: number, message: Message): void {
     const answer = initReply(message, initOptions);
     if (answer === undefined) {
-      refuse(store, message, slot, 'EPROTO');
+      replyWithError(store, message, slot, 'EPROTO');
       return;
     }
     store.reply(slot, answer.bytes);
@@ -120,15 +120,15 @@ function createBuiltIn(
       operations.forget?.(node, lookups);
     },
     [opcode.batchForget]: batchForget,
-    // The kernel sends INTERRUPT only for requests that it sent before. An unknown one has been answered meanwhile.
+    // The kernel sends INTERRUPT only for requests that it sent before. If the request is not pending, the session has answered it meanwhile.
     [opcode.interrupt]: (slot, message) => {
       requireBytes(message, 8);
-      const waiting = pending.get(key(message.view, 40));
+      const waiting = pending.get(requestKey(message.view, 40));
       waiting?.interrupt();
-      if (waiting !== undefined) store.interrupted?.(waiting.place);
+      if (waiting !== undefined) store.interrupted?.(waiting.slot);
       store.finished(slot);
     },
-    // The kernel sends DESTROY for block devices only. An unmount is noticed by the end of the device.
+    // The kernel sends DESTROY for block devices only. After an unmount, reading the device fails with ENODEV.
     [opcode.destroy]: (slot, message) => {
       store.reply(slot, writeHeader(scratch, message, outHeaderSize, 0));
     },
@@ -143,7 +143,7 @@ export function createSession(options: SessionOptions): Session {
   function fail(operation: Operation, message: Message, request: PendingRequest, cause: unknown): void {
     pending.delete(request.unique);
     if (!(cause instanceof Errno)) onFault?.(operation.name, cause);
-    refuse(store, message, request.place, cause instanceof Errno ? cause.code : 'EIO');
+    replyWithError(store, message, request.slot, cause instanceof Errno ? cause.code : 'EIO');
   }
 
   function succeed(operation: Operation, message: Message, request: PendingRequest, result: unknown): void {
@@ -151,12 +151,12 @@ export function createSession(options: SessionOptions): Session {
     if (operation.name === 'read') {
       const { buffer, length } = result as ReadReply;
       const view = new DataView(buffer.buffer, buffer.byteOffset, outHeaderSize);
-      store.reply(request.place, writeHeader({ buffer, view }, message, outHeaderSize + length, 0));
+      store.reply(request.slot, writeHeader({ buffer, view }, message, outHeaderSize + length, 0));
       return;
     }
     const out = hasOut(result) ? result.out : scratch;
     const end = hasOut(result) ? result.end : operation.put(scratch, outHeaderSize, result as never);
-    store.reply(request.place, writeHeader(out, message, end, 0));
+    store.reply(request.slot, writeHeader(out, message, end, 0));
   }
 
   function addPending(slot: number, message: Message, inherited: InheritedRequest | undefined): PendingRequest {
@@ -184,14 +184,14 @@ export function createSession(options: SessionOptions): Session {
 
   const builtIn = createBuiltIn(options, pending);
 
-  function take(slot: number, message: Message, inherited?: InheritedRequest): void {
+  function handle(slot: number, message: Message, inherited?: InheritedRequest): void {
     const code = header.opcode(message);
-    const special = builtIn[code];
+    const builtInHandler = builtIn[code];
     const operation = operationTable[code];
     try {
-      if (special !== undefined) special(slot, message);
+      if (builtInHandler !== undefined) builtInHandler(slot, message);
       else if (operation !== undefined) run(operation, message, addPending(slot, message, inherited));
-      else refuse(store, message, slot, 'ENOSYS');
+      else replyWithError(store, message, slot, 'ENOSYS');
     } catch (cause) {
       onFault?.(`request ${code}`, cause);
       store.finished(slot);
@@ -199,22 +199,22 @@ export function createSession(options: SessionOptions): Session {
   }
 
   return {
-    handle: take,
+    handle: handle,
     defer: (slot, message, inherited) => {
       const operation = operationTable[header.opcode(message)];
-      if (operation === undefined) return () => take(slot, message);
+      if (operation === undefined) return () => handle(slot, message);
       const request = addPending(slot, message, inherited);
       return () => run(operation, message, request);
     },
     fail: (slot, message, why) => {
       const operation = operationTable[header.opcode(message)];
-      if (operation === undefined) return take(slot, message);
+      if (operation === undefined) return handle(slot, message);
       fail(operation, message, new PendingRequest(slot, message, true), why);
     },
     end: () => {
       const all = [...pending.values()];
       for (const request of all) request.interrupt();
-      return all.map(({ place }) => place);
+      return all.map(({ slot }) => slot);
     },
     get pending() {
       return pending.size;
@@ -231,8 +231,8 @@ const isImplemented = (operations: Partial<Operations>, { name }: Operation): bo
   return operations[called as keyof Operations] !== undefined;
 };
 
-/** A resent request has the same key. */
-const key = (view: DataView, at: number): number =>
+/** The request's unique number without the resent bit, so a resent request has the same key. */
+const requestKey = (view: DataView, at: number): number =>
   (view.getUint32(at + 4, true) & ~resentBit) * 0x1_0000_0000 + view.getUint32(at, true);
 
 /** A class, since defining the `signal` getter for each request would take longer than everything else. */
@@ -240,7 +240,7 @@ class PendingRequest implements Request {
   readonly uid: number;
   readonly gid: number;
   readonly pid: number;
-  readonly place: number;
+  readonly slot: number;
   readonly unique: number;
   readonly resent: boolean;
   private controller: AbortController | undefined;
@@ -251,8 +251,8 @@ class PendingRequest implements Request {
     this.uid = header.uid(message);
     this.gid = header.gid(message);
     this.pid = header.pid(message);
-    this.place = slot;
-    this.unique = key(view, 8);
+    this.slot = slot;
+    this.unique = requestKey(view, 8);
     this.resent = isInherited || (view.getUint32(12, true) & resentBit) !== 0;
   }
 

@@ -14,7 +14,7 @@ export interface KubeAccess {
   readonly namespace: string;
   /**
    * Called before every request. Returns the same object while the identity does not change. `refused`: an identity that the API
-   * server just rejected; returns another one if there is a newer one.
+   * server just rejected; returns a newer identity if there is one.
    */
   identity(signal: AbortSignal, refused?: Identity): Promise<Identity>;
 }

@@ -1,7 +1,7 @@
 import { once } from 'node:events';
 import { createServer as createSecureServer } from 'node:https';
 import { type AddressInfo, createServer, type Socket } from 'node:net';
-import { setImmediate as turn } from 'node:timers/promises';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import { inspect } from 'node:util';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
@@ -36,18 +36,18 @@ async function failure(work: Promise<unknown>): Promise<KubeError> {
   return thrown;
 }
 
-/** Whatever is said to it is answered by these bytes, or by nothing; then the connection stays. */
+/** A server that calls `onData` for all received data, and otherwise does not answer. */
 async function rawServer(onData: (socket: Socket) => void): Promise<AsyncDisposable & { readonly server: URL }> {
-  const open = new Set<Socket>();
+  const sockets = new Set<Socket>();
   const server = createServer((socket) => {
-    open.add(socket);
+    sockets.add(socket);
     socket.on('error', () => undefined).on('data', () => onData(socket));
   }).listen(0, '127.0.0.1');
   await once(server, 'listening');
   return {
     server: new URL(`http://127.0.0.1:${(server.address() as AddressInfo).port}`),
     [Symbol.asyncDispose]: async () => {
-      for (const socket of open) socket.destroy();
+      for (const socket of sockets) socket.destroy();
       server.close();
       await once(server, 'close');
     },
@@ -88,7 +88,7 @@ describe('a request', () => {
     expect(api.requests.at(-1)).toBe('POST /api/v1/namespaces/a/serviceaccounts/me/token');
   });
 
-  test('cannot have a name that changes the path', async () => {
+  test('escapes a name that would change the path', async () => {
     api.intercept = (_request, response) => response.end('{}') && true;
     await client.get(nodes, { name: 'a/../../secrets?x' }, signal);
     expect(api.requests).toEqual(['GET /api/v1/nodes/a%2F..%2F..%2Fsecrets%3Fx']);
@@ -97,9 +97,9 @@ describe('a request', () => {
   });
 
   test("keeps the path prefix of the server's URL", async () => {
-    using behind = clientOf(new URL(`http://127.0.0.1:${api.port}/clusters/a/`));
+    using prefixedClient = clientOf(new URL(`http://127.0.0.1:${api.port}/clusters/a/`));
     api.intercept = (_request, response) => response.end('{}') && true;
-    await behind.get(nodes, { name: 'n' }, signal);
+    await prefixedClient.get(nodes, { name: 'n' }, signal);
     expect(api.requests).toEqual(['GET /clusters/a/api/v1/nodes/n']);
   });
 
@@ -122,7 +122,7 @@ describe('a request', () => {
     expect(api.requests.at(-1)).toBe('PATCH /api/v1/nodes/n?fieldManager=me&force=true');
   });
 
-  test('shares connections with others', async () => {
+  test('reuses the connection of the previous request', async () => {
     const ports = new Set<number | undefined>();
     api.intercept = (request) => {
       ports.add(request.socket.remotePort);
@@ -145,7 +145,7 @@ describe('a request', () => {
 });
 
 describe('lists', () => {
-  test('come in pages of one snapshot', async () => {
+  test('have pages of one snapshot', async () => {
     for (let i = 0; i < 7; i++) api.put('/api/v1/persistentvolumes', { metadata: { name: `pv-${i}` } });
     const pages: string[][] = [];
     const versions = new Set<string>();
@@ -179,7 +179,7 @@ describe('lists', () => {
     });
   });
 
-  test('whose items are null are empty', async () => {
+  test('are empty if their items are null', async () => {
     api.intercept = (_request, response) => {
       response.end('{"metadata":{"resourceVersion":"7"},"items":null}');
       return true;
@@ -210,7 +210,7 @@ describe('a KubeError is thrown when', () => {
   test.each([
     ['in a header', { headers: { 'retry-after': '7' } }],
     ['in the body', { details: { retryAfterSeconds: 7 } }],
-  ])('it is busy, and says how long %s', async (_where, more) => {
+  ])('the API server is busy, and tells when to retry %s', async (_where, more) => {
     api.intercept = (_request, response) => {
       api.refuse(response, 429, 'TooManyRequests', more);
       return true;
@@ -258,8 +258,8 @@ describe('a KubeError is thrown when', () => {
   test('the server does not answer', async () => {
     const clock = createFakeClock();
     await using silent = await rawServer(() => clock.advance(30_000));
-    using one = clientOf(silent.server, clock);
-    expect(await failure(one.get(nodes, { name: 'n' }, signal))).toMatchObject({
+    using otherClient = clientOf(silent.server, clock);
+    expect(await failure(otherClient.get(nodes, { name: 'n' }, signal))).toMatchObject({
       failure: 'deadline',
       message: 'GET /api/v1/nodes/n: no answer within 30000 ms',
     });
@@ -268,25 +268,30 @@ describe('a KubeError is thrown when', () => {
   test('the caller cancels during the request', async () => {
     const stop = new AbortController();
     await using silent = await rawServer(() => stop.abort(new Error('enough')));
-    using one = clientOf(silent.server);
-    expect(await failure(one.get(nodes, { name: 'n' }, stop.signal))).toMatchObject({ failure: 'canceled' });
-    expect(await failure(one.get(nodes, { name: 'n' }, stop.signal))).toMatchObject({ failure: 'canceled' });
+    using otherClient = clientOf(silent.server);
+    expect(await failure(otherClient.get(nodes, { name: 'n' }, stop.signal))).toMatchObject({ failure: 'canceled' });
+    expect(await failure(otherClient.get(nodes, { name: 'n' }, stop.signal))).toMatchObject({ failure: 'canceled' });
   });
 
   test('the caller cancels while the request waits for a connection', async () => {
-    using narrow = createKubeClient({ access: api.access, clock: systemClock(), userAgent: 'test', maxSockets: 1 });
+    using limitedClient = createKubeClient({
+      access: api.access,
+      clock: systemClock(),
+      userAgent: 'test',
+      maxSockets: 1,
+    });
     const arrived = Promise.withResolvers<void>();
     api.intercept = () => {
       arrived.resolve();
       return true;
     };
     const first = new AbortController();
-    const answer = failure(narrow.get(nodes, { name: 'held' }, first.signal));
+    const answer = failure(limitedClient.get(nodes, { name: 'held' }, first.signal));
     await arrived.promise;
     const second = new AbortController();
-    const waiting = failure(narrow.get(nodes, { name: 'waits' }, second.signal));
-    // By then it is in the queue.
-    await turn();
+    const waiting = failure(limitedClient.get(nodes, { name: 'waits' }, second.signal));
+    // After this turn of the event loop, the request waits for the connection.
+    await nextTurn();
     second.abort();
     expect(await waiting).toMatchObject({ failure: 'canceled' });
     first.abort();
@@ -295,8 +300,8 @@ describe('a KubeError is thrown when', () => {
 
   test('the response is not HTTP', async () => {
     await using mail = await rawServer((socket) => socket.end('220 mail ready\r\n'));
-    using one = clientOf(mail.server);
-    expect(await failure(one.get(nodes, { name: 'n' }, signal))).toMatchObject({ failure: 'garbled' });
+    using otherClient = clientOf(mail.server);
+    expect(await failure(otherClient.get(nodes, { name: 'n' }, signal))).toMatchObject({ failure: 'garbled' });
   });
 
   test('the response is longer than the limit', async () => {
@@ -346,45 +351,48 @@ describe('credentials', () => {
     { authorization: 'Bearer new', tls: {} },
   ];
   function withIdentities(current: () => Identity, refused: (identity: Identity) => Identity): KubeClient {
-    const identity = (_signal: AbortSignal, old?: Identity): Promise<Identity> =>
-      Promise.resolve(old === undefined ? current() : refused(old));
+    const identity = (_signal: AbortSignal, oldIdentity?: Identity): Promise<Identity> =>
+      Promise.resolve(oldIdentity === undefined ? current() : refused(oldIdentity));
     return createKubeClient({ access: { ...api.access, identity }, clock: systemClock(), userAgent: 'x' });
   }
-  const [old, fresh] = identities as [Identity, Identity];
-  const onlyFresh = (): void => {
+  const [oldIdentity, newIdentity] = identities as [Identity, Identity];
+  const rejectOldCredential = (): void => {
     api.intercept = (request, response) => {
-      if (request.headers.authorization === fresh.authorization) return false;
+      if (request.headers.authorization === newIdentity.authorization) return false;
       api.refuse(response, 401, 'Unauthorized');
       return true;
     };
   };
 
   test('that were rejected are renewed once, for any call', async () => {
-    onlyFresh();
-    using one = withIdentities(
-      () => old,
-      () => fresh,
+    rejectOldCredential();
+    using otherClient = withIdentities(
+      () => oldIdentity,
+      () => newIdentity,
     );
-    await one.create(leases, { metadata: { namespace: 'a', name: 'l' } }, signal);
+    await otherClient.create(leases, { metadata: { namespace: 'a', name: 'l' } }, signal);
     expect(api.requests.length).toBe(2);
   });
 
   test('that are rejected again are an error', async () => {
-    onlyFresh();
-    using one = withIdentities(
-      () => old,
+    rejectOldCredential();
+    using otherClient = withIdentities(
+      () => oldIdentity,
       (same) => same,
     );
-    expect(await failure(one.get(nodes, { name: 'n' }, signal))).toMatchObject({ status: 401, reason: 'Unauthorized' });
+    expect(await failure(otherClient.get(nodes, { name: 'n' }, signal))).toMatchObject({
+      status: 401,
+      reason: 'Unauthorized',
+    });
     expect(api.requests.length).toBe(1);
   });
 
   test('with invalid characters are an error that does not show them', async () => {
-    using one = withIdentities(
+    using otherClient = withIdentities(
       () => ({ authorization: 'Bearer two\nlines', tls: {} }),
       (same) => same,
     );
-    const error = await failure(one.get(nodes, { name: 'n' }, signal));
+    const error = await failure(otherClient.get(nodes, { name: 'n' }, signal));
     expect(error).toMatchObject({
       failure: 'misconfigured',
       message: 'GET /api/v1/nodes/n: the credential has characters in it that cannot be sent',
@@ -405,18 +413,18 @@ describe('credentials', () => {
     await api.down();
     const unreachable = await failure(client.get(nodes, { name: 'n' }, signal));
     for (const error of [refused, garbled, unreachable]) {
-      const whole = inspect(error, { depth: null, showHidden: true });
-      expect(whole).not.toContain('secret-token');
-      expect(whole).not.toContain('c2VjcmV0');
+      const inspected = inspect(error, { depth: null, showHidden: true });
+      expect(inspected).not.toContain('secret-token');
+      expect(inspected).not.toContain('c2VjcmV0');
     }
   });
 });
 
 test.skipIf(needs('openssl'))('nothing is sent to an untrusted TLS server', async () => {
   const [ours, other] = [certificate('api'), certificate('api')];
-  const seen: string[] = [];
+  const authorizations: string[] = [];
   const server = createSecureServer(ours, (request, response) => {
-    seen.push(request.headers.authorization ?? '');
+    authorizations.push(request.headers.authorization ?? '');
     response.end('{}');
   }).listen(0, '127.0.0.1');
   await once(server, 'listening');
@@ -424,16 +432,16 @@ test.skipIf(needs('openssl'))('nothing is sent to an untrusted TLS server', asyn
     const url = new URL(`https://127.0.0.1:${(server.address() as AddressInfo).port}`);
     let ca = other.cert.toString();
     const identity = (): Promise<Identity> => Promise.resolve({ authorization: 'Bearer a', tls: { ca } });
-    using one = createKubeClient({
+    using otherClient = createKubeClient({
       access: { server: url, namespace: '', identity },
       clock: systemClock(),
       userAgent: 'x',
     });
-    expect(await failure(one.get(nodes, { name: 'n' }, signal))).toMatchObject({ failure: 'unreachable' });
-    expect(seen).toEqual([]);
+    expect(await failure(otherClient.get(nodes, { name: 'n' }, signal))).toMatchObject({ failure: 'unreachable' });
+    expect(authorizations).toEqual([]);
     ca = ours.cert.toString();
-    await one.get(nodes, { name: 'n' }, signal);
-    expect(seen).toEqual(['Bearer a']);
+    await otherClient.get(nodes, { name: 'n' }, signal);
+    expect(authorizations).toEqual(['Bearer a']);
   } finally {
     server.closeAllConnections();
     server.close();

@@ -1,6 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import type { KubeAccess } from './access.ts';
-import { garbled, parsed } from './errors.ts';
+import { garbledError, parseBody } from './errors.ts';
 import { type ApiRequest, callOf, createKubeHttp } from './http.ts';
 import { apiVersionOf, type ObjectPath, pathOf, type Resource } from './resources.ts';
 import type { KubeObject } from './types.ts';
@@ -25,7 +25,7 @@ export interface Page<T> {
 }
 
 export interface DeleteOptions {
-  /** Delete only the object with this uid, not another one of the same name. */
+  /** Delete only the object with this uid, not a newer object of the same name. */
   readonly uid?: string | undefined;
   readonly resourceVersion?: string | undefined;
   readonly graceSeconds?: number;
@@ -59,7 +59,7 @@ export interface KubeClient extends Disposable {
     query: ListQuery,
     signal: AbortSignal,
   ): AsyncGenerator<Page<T>, void, undefined>;
-  /** A name in `at` is only for subresources: objects have their own. */
+  /** A name in `at` is only for subresources: an object has its name in its metadata. */
   create<T extends KubeObject>(resource: Resource<T>, object: T, signal: AbortSignal, at?: ObjectPath): Promise<T>;
   /** Replaces the object. If it has a resourceVersion, the API server refuses to replace a newer version. */
   update<T extends KubeObject>(
@@ -97,12 +97,12 @@ export interface KubeClientOptions {
 
 const mib = 1 << 20;
 /** The API server itself times out after a minute. */
-const limitMs = 30_000;
-const listMs = 60_000;
+const defaultCallMs = 30_000;
+const listCallMs = 60_000;
 /** etcd limits objects to 1.5 MiB; as JSON they are larger. */
-const maxObject = 8 * mib;
-const maxPage = 64 * mib;
-const pageSize = 500;
+const maxObjectBytes = 8 * mib;
+const maxPageBytes = 64 * mib;
+const defaultPageSize = 500;
 
 const patchTypes = {
   merge: 'application/merge-patch+json',
@@ -114,20 +114,28 @@ export function createKubeClient(options: KubeClientOptions): KubeClient {
   const { access, clock, random = Math.random } = options;
   const http = createKubeHttp(options);
 
-  async function ask<T>(out: Omit<ApiRequest, 'limitMs' | 'maxBytes'>, signal: AbortSignal): Promise<T> {
-    return parsed(await http.request({ limitMs, maxBytes: maxObject, ...out }, signal), callOf(out)) as T;
+  async function request<T>(out: Omit<ApiRequest, 'timeoutMs' | 'maxBytes'>, signal: AbortSignal): Promise<T> {
+    return parseBody(
+      await http.request({ timeoutMs: defaultCallMs, maxBytes: maxObjectBytes, ...out }, signal),
+      callOf(out),
+    ) as T;
   }
 
   async function* list<T extends KubeObject>(
     resource: Resource<T>,
-    { namespace, labelSelector, fieldSelector, limit = pageSize }: ListQuery,
+    { namespace, labelSelector, fieldSelector, limit = defaultPageSize }: ListQuery,
     signal: AbortSignal,
   ): AsyncGenerator<Page<T>, void, undefined> {
-    const out = { method: 'GET', path: pathOf(resource, { namespace }), limitMs: listMs, maxBytes: maxPage } as const;
+    const out = {
+      method: 'GET',
+      path: pathOf(resource, { namespace }),
+      timeoutMs: listCallMs,
+      maxBytes: maxPageBytes,
+    } as const;
     let next: string | undefined;
     do {
       const query = { labelSelector, fieldSelector, limit: String(limit), continue: next };
-      const page = parsePage<T>(parsed(await http.request({ ...out, query }, signal), callOf(out)), callOf(out));
+      const page = parsePage<T>(parseBody(await http.request({ ...out, query }, signal), callOf(out)), callOf(out));
       next = page.next;
       yield page;
     } while (next !== undefined);
@@ -136,15 +144,15 @@ export function createKubeClient(options: KubeClientOptions): KubeClient {
   return {
     namespace: access.namespace,
     list,
-    get: (resource, at, signal) => ask({ method: 'GET', path: pathOf(resource, at) }, signal),
+    get: (resource, at, signal) => request({ method: 'GET', path: pathOf(resource, at) }, signal),
     create: (resource, object, signal, at = {}) => {
       const namespace = at.namespace ?? object.metadata.namespace;
       const path = pathOf(resource, { ...at, namespace });
-      return ask({ method: 'POST', path, body: withType(resource, object) }, signal);
+      return request({ method: 'POST', path, body: withType(resource, object) }, signal);
     },
     update: (resource, object, signal, subresource) => {
       const { namespace, name } = object.metadata;
-      return ask(
+      return request(
         { method: 'PUT', path: pathOf(resource, { namespace, name, subresource }), body: withType(resource, object) },
         signal,
       );
@@ -156,7 +164,7 @@ export function createKubeClient(options: KubeClientOptions): KubeClient {
           ? { fieldManager: patch.manager, force: patch.force === true ? 'true' : undefined }
           : undefined;
       const out = { method: 'PATCH', path: pathOf(resource, at), body, contentType: patchTypes[patch.kind] } as const;
-      return ask(query === undefined ? out : { ...out, query }, signal);
+      return request(query === undefined ? out : { ...out, query }, signal);
     },
     delete: async (resource, at, { uid, resourceVersion, graceSeconds, propagation }, signal) => {
       const body = {
@@ -166,10 +174,10 @@ export function createKubeClient(options: KubeClientOptions): KubeClient {
         gracePeriodSeconds: graceSeconds,
         propagationPolicy: propagation,
       };
-      await ask({ method: 'DELETE', path: pathOf(resource, at), body }, signal);
+      await request({ method: 'DELETE', path: pathOf(resource, at), body }, signal);
     },
     watch: (resource, query, signal) => watchWithRetries({ http, clock, random }, resource, query, signal),
-    raw: (call, signal) => http.request({ limitMs, maxBytes: maxObject, ...call }, signal),
+    raw: (call, signal) => http.request({ timeoutMs: defaultCallMs, maxBytes: maxObjectBytes, ...call }, signal),
     [Symbol.dispose]: () => http[Symbol.dispose](),
   };
 }
@@ -186,7 +194,7 @@ function parsePage<T>(answer: unknown, call: string): Page<T> & { readonly next:
     readonly metadata?: { readonly resourceVersion?: string; readonly continue?: string };
   };
   if (metadata?.resourceVersion === undefined || (items !== null && !Array.isArray(items)))
-    throw garbled(call, 'the answer is not a list');
+    throw garbledError(call, 'the answer is not a list');
   return {
     items: items ?? [],
     resourceVersion: metadata.resourceVersion,

@@ -18,7 +18,7 @@ beforeEach(() => {
 });
 afterEach(() => rmSync(folder, { recursive: true }));
 
-const put = (name: string, text: string): void => writeFileSync(join(folder, name), text);
+const writeFile = (name: string, text: string): void => writeFileSync(join(folder, name), text);
 const base64 = (text: string): string => Buffer.from(text).toString('base64');
 
 async function failure(work: Promise<unknown>): Promise<KubeError> {
@@ -30,45 +30,45 @@ async function failure(work: Promise<unknown>): Promise<KubeError> {
   return thrown;
 }
 
-describe('in a pod', () => {
+describe('access from within a pod', () => {
   const env = { KUBERNETES_SERVICE_HOST: '10.96.0.1', KUBERNETES_SERVICE_PORT: '443' };
   beforeEach(() => {
-    put('namespace', 'stowage\n');
-    put('token', 'first\n');
-    put('ca.crt', 'authority');
+    writeFile('namespace', 'stowage\n');
+    writeFile('token', 'first\n');
+    writeFile('ca.crt', 'authority');
   });
 
-  test("the service account's files are used", async () => {
+  test("uses the service account's files", async () => {
     const access = await inCluster({ env, clock, folder });
     expect(access.server.href).toBe('https://10.96.0.1/');
     expect(access.namespace).toBe('stowage');
     expect(await access.identity(signal)).toEqual({ authorization: 'Bearer first', tls: { ca: 'authority' } });
   });
 
-  test('an IPv6 address is bracketed', async () => {
+  test('puts an IPv6 address in brackets', async () => {
     const access = await inCluster({ env: { ...env, KUBERNETES_SERVICE_HOST: 'fd00::1' }, clock, folder });
     expect(access.server.host).toBe('[fd00::1]');
   });
 
-  test('a changed token is picked up soon; an unchanged one keeps its identity object', async () => {
+  test('picks up a changed token soon, and returns the same identity object while the token does not change', async () => {
     const access = await inCluster({ env, clock, folder });
     const first = await access.identity(signal);
     clock.advance(10_000);
     expect(await access.identity(signal)).toBe(first);
-    put('token', 'second');
+    writeFile('token', 'second');
     clock.advance(5_000);
     expect(await access.identity(signal)).toMatchObject({ authorization: 'Bearer second' });
   });
 
-  test('a rejected token is read again at once', async () => {
+  test('reads a rejected token again at once', async () => {
     const access = await inCluster({ env, clock, folder });
     const first = await access.identity(signal);
     expect(await access.identity(signal, first)).toBe(first);
-    put('token', 'second');
+    writeFile('token', 'second');
     expect(await access.identity(signal, first)).toMatchObject({ authorization: 'Bearer second' });
   });
 
-  test('the last token stays valid while its file is being replaced', async () => {
+  test('keeps the last token while its file is being replaced', async () => {
     const access = await inCluster({ env, clock, folder });
     const first = await access.identity(signal);
     rmSync(join(folder, 'token'));
@@ -76,7 +76,7 @@ describe('in a pod', () => {
     expect(await access.identity(signal)).toBe(first);
   });
 
-  test('running outside of a pod is an error', async () => {
+  test('is an error outside of a pod', async () => {
     expect(await failure(inCluster({ env: {}, clock, folder }))).toMatchObject({
       failure: 'misconfigured',
       message: 'this is not a pod of Kubernetes: KUBERNETES_SERVICE_HOST and _PORT are not set',
@@ -102,40 +102,40 @@ function kubeconfig(user: object, cluster: object = { server: 'https://api.examp
     'current-context': 'k',
   };
 }
-const from = (config: unknown, context?: string): Promise<KubeAccess> =>
+const openKubeconfig = (config: unknown, context?: string): Promise<KubeAccess> =>
   fromKubeconfig({ config, folder, clock, env: { PATH: process.env['PATH'] }, context });
 
-describe('by a kubeconfig', () => {
-  test('a token', async () => {
-    const access = await from(kubeconfig({ token: 't' }, undefined, { namespace: 'mine' }));
+describe('access by a kubeconfig', () => {
+  test('supports a token', async () => {
+    const access = await openKubeconfig(kubeconfig({ token: 't' }, undefined, { namespace: 'mine' }));
     expect([access.server.host, access.namespace]).toEqual(['api.example:6443', 'mine']);
     expect(await access.identity(signal)).toEqual({ authorization: 'Bearer t', tls: {} });
   });
 
-  test('certificates, in the file and beside it', async () => {
-    put('ca.crt', 'authority');
-    const inside = { 'client-certificate-data': base64('cert'), 'client-key-data': base64('key') };
+  test('supports certificates in the kubeconfig and in other files', async () => {
+    writeFile('ca.crt', 'authority');
+    const inlineCertificate = { 'client-certificate-data': base64('cert'), 'client-key-data': base64('key') };
     const server = { server: 'https://a', 'tls-server-name': 'kubernetes', 'certificate-authority': 'ca.crt' };
-    expect(await (await from(kubeconfig(inside, server))).identity(signal)).toEqual({
+    expect(await (await openKubeconfig(kubeconfig(inlineCertificate, server))).identity(signal)).toEqual({
       tls: { ca: 'authority', cert: 'cert', key: 'key', servername: 'kubernetes' },
     });
   });
 
-  test('a file with a token, which is before a token, and a password', async () => {
-    put('t', 'from-file\n');
-    const both = await from(kubeconfig({ token: 't', tokenFile: 't' }));
+  test('supports a token file, which takes precedence over a token, and a password', async () => {
+    writeFile('t', 'from-file\n');
+    const both = await openKubeconfig(kubeconfig({ token: 't', tokenFile: 't' }));
     expect(await both.identity(signal)).toMatchObject({ authorization: 'Bearer from-file' });
-    const basic = await from(kubeconfig({ username: 'a', password: 'b' }));
+    const basic = await openKubeconfig(kubeconfig({ username: 'a', password: 'b' }));
     expect(await basic.identity(signal)).toMatchObject({ authorization: `Basic ${base64('a:b')}` });
   });
 
-  test('insecure-skip-tls-verify turns off verification', async () => {
-    const access = await from(kubeconfig({}, { server: 'https://a', 'insecure-skip-tls-verify': true }));
+  test('turns off verification with insecure-skip-tls-verify', async () => {
+    const access = await openKubeconfig(kubeconfig({}, { server: 'https://a', 'insecure-skip-tls-verify': true }));
     expect(await access.identity(signal)).toEqual({ tls: { rejectUnauthorized: false } });
   });
 
-  test('another context', async () => {
-    const access = await from(kubeconfig({}), 'elsewhere');
+  test('supports a context other than the current one', async () => {
+    const access = await openKubeconfig(kubeconfig({}), 'elsewhere');
     expect([access.server.host, access.namespace]).toEqual(['other', 'far']);
   });
 
@@ -146,7 +146,7 @@ describe('by a kubeconfig', () => {
     ['a user that is missing', kubeconfig({}, undefined, { user: 'x' }), 'the kubeconfig has no user “x”'],
     ['a server that is missing', kubeconfig({}, {}), 'the cluster “c” of the kubeconfig names no server'],
     [
-      'a server that is none',
+      'a server that is not an https URL',
       kubeconfig({}, { server: 'ftp://secret@a' }),
       'the kubeconfig names a server that is not an https:// address',
     ],
@@ -156,25 +156,25 @@ describe('by a kubeconfig', () => {
       'the cluster “c” of the kubeconfig has a proxy-url, and proxies are not supported: name a server that is reached directly',
     ],
     [
-      'trust and no trust',
+      'a certificate authority and no verification',
       kubeconfig({}, { server: 'https://a', 'certificate-authority': 'x', 'insecure-skip-tls-verify': true }),
       'the cluster “c” of the kubeconfig has both a certificate authority and insecure-skip-tls-verify: remove one of them',
     ],
-    ['another user', kubeconfig({ as: 'root' }), 'the user “u” of the kubeconfig has “as”, which is not supported'],
-    ['a token that is none', kubeconfig({ token: 7 }), '“token” in the user “u” of the kubeconfig is not a text'],
-  ])('is refused with %s', async (_what, config, message) => {
-    expect(await failure(from(config))).toMatchObject({ failure: 'misconfigured', message });
+    ['impersonation', kubeconfig({ as: 'root' }), 'the user “u” of the kubeconfig has “as”, which is not supported'],
+    ['a token that is not a text', kubeconfig({ token: 7 }), '“token” in the user “u” of the kubeconfig is not a text'],
+  ])('is an error with %s', async (_what, config, message) => {
+    expect(await failure(openKubeconfig(config))).toMatchObject({ failure: 'misconfigured', message });
   });
 
-  test('a missing file is an error', async () => {
-    const access = await from(kubeconfig({ tokenFile: 'nowhere' }));
+  test('is an error if a file is missing', async () => {
+    const access = await openKubeconfig(kubeconfig({ tokenFile: 'nowhere' }));
     expect((await failure(access.identity(signal))).message).toBe(`${join(folder, 'nowhere')} cannot be read`);
   });
 });
 
 describe('a credential plugin', () => {
   const apiVersion = 'client.authentication.k8s.io/v1';
-  /** Counts its runs, and prints what it is given. */
+  /** Creates a plugin that counts its runs and prints `answer`. */
   function plugin(answer: string, more: object = {}, script = ''): object {
     const path = join(folder, 'plugin.sh');
     writeFileSync(join(folder, 'answer'), answer);
@@ -187,9 +187,9 @@ describe('a credential plugin', () => {
 
   test('is run once for all callers until its credential expires', async () => {
     const expirationTimestamp = new Date(clock.now() + 60_000).toISOString();
-    const access = await from(plugin(credential({ token: 'made', expirationTimestamp })));
-    const all = await Promise.all([1, 2, 3].map(() => access.identity(signal)));
-    expect(all.map(({ authorization }) => authorization)).toEqual(['Bearer made', 'Bearer made', 'Bearer made']);
+    const access = await openKubeconfig(plugin(credential({ token: 'made', expirationTimestamp })));
+    const identities = await Promise.all([1, 2, 3].map(() => access.identity(signal)));
+    expect(identities.map(({ authorization }) => authorization)).toEqual(['Bearer made', 'Bearer made', 'Bearer made']);
     clock.advance(49_000);
     await access.identity(signal);
     expect(runs()).toBe(1);
@@ -199,9 +199,9 @@ describe('a credential plugin', () => {
   });
 
   test('is run again when its credential was rejected', async () => {
-    const access = await from(plugin(credential({ token: 'made' })));
+    const access = await openKubeconfig(plugin(credential({ token: 'made' })));
     const first = await access.identity(signal);
-    put('answer', credential({ token: 'newer' }));
+    writeFile('answer', credential({ token: 'newer' }));
     expect(await access.identity(signal, first)).toMatchObject({ authorization: 'Bearer newer' });
     expect(runs()).toBe(2);
   });
@@ -213,7 +213,7 @@ describe('a credential plugin', () => {
       env: [{ name: 'EXTRA', value: 'x y' }],
       provideClusterInfo: true,
     };
-    await (await from(plugin(credential({ token: 't' }), more, script))).identity(signal);
+    await (await openKubeconfig(plugin(credential({ token: 't' }), more, script))).identity(signal);
     expect(readFileSync(join(folder, 'got'), 'utf8')).toBe('a b|$(id)|;|x y|');
     expect(JSON.parse(readFileSync(join(folder, 'info'), 'utf8'))).toEqual({
       apiVersion,
@@ -223,78 +223,92 @@ describe('a credential plugin', () => {
   });
 
   test('may return certificates', async () => {
-    const made = credential({ clientCertificateData: 'cert', clientKeyData: 'key' });
-    expect(await (await from(plugin(made))).identity(signal)).toEqual({ tls: { cert: 'cert', key: 'key' } });
+    const credentials = credential({ clientCertificateData: 'cert', clientKeyData: 'key' });
+    expect(await (await openKubeconfig(plugin(credentials))).identity(signal)).toEqual({
+      tls: { cert: 'cert', key: 'key' },
+    });
   });
 
   test.each([
-    ['no JSON', 'secret-word', 'did not answer with an ExecCredential of client.authentication.k8s.io/v1'],
-    ['nothing of use', credential({ x: 'secret-word' }), 'answered with neither a token nor a certificate'],
-    ['half', credential({ clientKeyData: 'secret-word' }), 'answered with only one of certificate and key'],
     [
-      'no time',
+      'text that is not JSON',
+      'secret-word',
+      'did not answer with an ExecCredential of client.authentication.k8s.io/v1',
+    ],
+    [
+      'neither token nor certificate',
+      credential({ x: 'secret-word' }),
+      'answered with neither a token nor a certificate',
+    ],
+    [
+      'a key without a certificate',
+      credential({ clientKeyData: 'secret-word' }),
+      'answered with only one of certificate and key',
+    ],
+    [
+      'an invalid expiry time',
       credential({ token: 'secret-word', expirationTimestamp: 'soon' }),
       'answered with an expirationTimestamp that is no time',
     ],
-  ])('that answers with %s is an error that does not repeat it', async (_what, answer, message) => {
-    const error = await failure((await from(plugin(answer))).identity(signal));
+  ])('that returns %s causes an error that does not contain its output', async (_what, answer, message) => {
+    const error = await failure((await openKubeconfig(plugin(answer))).identity(signal));
     expect(error.message).toBe(`the credential plugin ${join(folder, 'plugin.sh')} ${message}`);
     expect(inspect(error, { depth: null, showHidden: true })).not.toContain('secret-word');
   });
 
-  test('that fails is an error without its arguments and output', async () => {
+  test('that fails causes an error without its arguments and output', async () => {
     const config = plugin('', { args: ['secret-word'] }, 'echo secret-word; echo secret-word >&2; exit 3');
-    const error = await failure((await from(config)).identity(signal));
+    const error = await failure((await openKubeconfig(config)).identity(signal));
     const name = join(folder, 'plugin.sh');
     expect(error.message).toBe(`the credential plugin ${name} failed with status 3: run it to see why`);
     expect(inspect(error, { depth: null, showHidden: true })).not.toContain('secret-word');
   });
 
-  test('that is not installed', async () => {
+  test('that is not installed causes an error with its install hint', async () => {
     const exec = { apiVersion, command: 'no-such-plugin', installHint: 'Get it from example.com.' };
-    const error = await failure((await from(kubeconfig({ exec }))).identity(signal));
+    const error = await failure((await openKubeconfig(kubeconfig({ exec }))).identity(signal));
     expect(error.message).toBe('the credential plugin no-such-plugin is not installed. Get it from example.com.');
   });
 
   test.each(['in time', 'because the caller aborted'])('that does not exit is killed %s', async (why) => {
     const script = `trap '' TERM; echo $$ > ${folder}/pid.new; mv ${folder}/pid.new ${folder}/pid; while [ -e ${folder} ]; do :; done`;
-    const access = await from(plugin('', {}, script));
+    const access = await openKubeconfig(plugin('', {}, script));
     const stop = new AbortController();
-    const asked = failure(access.identity(stop.signal));
+    const pendingIdentity = failure(access.identity(stop.signal));
     await expect.poll(() => existsSync(join(folder, 'pid'))).toBe(true);
     const pid = readFileSync(join(folder, 'pid'), 'utf8').trim();
     if (why === 'in time') clock.advance(60_000);
     else stop.abort();
-    expect(await asked).toMatchObject({ failure: why === 'in time' ? 'deadline' : 'canceled' });
+    expect(await pendingIdentity).toMatchObject({ failure: why === 'in time' ? 'deadline' : 'canceled' });
     await expect.poll(() => existsSync(`/proc/${pid}`)).toBe(false);
   });
 
-  test('is not waited for if its child keeps stdout open', async () => {
-    const pipes = () => process.getActiveResourcesInfo().filter((name) => name === 'PipeWrap').length;
-    const before = pipes();
+  test('whose child keeps stdout open is not waited for', async () => {
+    const countPipes = () => process.getActiveResourcesInfo().filter((name) => name === 'PipeWrap').length;
+    const pipesBefore = countPipes();
     const script = `sleep 600 & echo $! > ${folder}/pid.new; mv ${folder}/pid.new ${folder}/pid; wait`;
-    const access = await from(plugin('', {}, script));
-    const asked = failure(access.identity(signal));
+    const access = await openKubeconfig(plugin('', {}, script));
+    const pendingIdentity = failure(access.identity(signal));
     await expect.poll(() => existsSync(join(folder, 'pid'))).toBe(true);
     const pid = Number(readFileSync(join(folder, 'pid'), 'utf8'));
     onTestFinished(() => void process.kill(pid));
     clock.advance(60_000);
-    expect(await asked).toMatchObject({ failure: 'deadline' });
-    await expect.poll(pipes).toBe(before);
+    expect(await pendingIdentity).toMatchObject({ failure: 'deadline' });
+    await expect.poll(countPipes).toBe(pipesBefore);
   });
 
   test('that prints too much is killed', async () => {
-    const access = await from(plugin('', {}, 'exec cat /dev/zero'));
+    const access = await openKubeconfig(plugin('', {}, 'exec cat /dev/zero'));
     expect((await failure(access.identity(signal))).message).toBe(
       `the credential plugin ${join(folder, 'plugin.sh')} does not stop printing`,
     );
   });
 
   test('that requires interaction or another API version is refused', async () => {
-    expect((await failure(from(plugin('', { interactiveMode: 'Always' })))).message).toBe(
+    expect((await failure(openKubeconfig(plugin('', { interactiveMode: 'Always' })))).message).toBe(
       '“exec” of the user “u” of the kubeconfig requires interaction, which is not possible here',
     );
-    expect((await failure(from(plugin('', { apiVersion: 'v1alpha1' })))).message).toBe(
+    expect((await failure(openKubeconfig(plugin('', { apiVersion: 'v1alpha1' })))).message).toBe(
       '“exec” of the user “u” of the kubeconfig wants another apiVersion than client.authentication.k8s.io/v1 or client.authentication.k8s.io/v1beta1',
     );
   });

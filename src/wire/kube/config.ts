@@ -2,8 +2,8 @@ import { readFile } from 'node:fs/promises';
 import { isAbsolute, join } from 'node:path';
 import type { Clock } from '#base/clock.ts';
 import type { Identity, KubeAccess } from './access.ts';
-import { misconfigured } from './errors.ts';
-import { type Credential, type CredentialPlugin, execCredential } from './exec-credential.ts';
+import { configError } from './errors.ts';
+import { type Credential, type CredentialPlugin, createExecCredential } from './exec-credential.ts';
 import { type ClusterEntry, resolveContext, type UserEntry } from './kubeconfig.ts';
 import { createReloadedFile, fixedText, type ReloadableText } from './reloaded-file.ts';
 
@@ -24,7 +24,7 @@ export async function inCluster({
 }: InClusterOptions): Promise<KubeAccess> {
   const { KUBERNETES_SERVICE_HOST: host = '', KUBERNETES_SERVICE_PORT: port = '' } = env;
   if (host === '' || port === '')
-    throw misconfigured('this is not a pod of Kubernetes: KUBERNETES_SERVICE_HOST and _PORT are not set');
+    throw configError('this is not a pod of Kubernetes: KUBERNETES_SERVICE_HOST and _PORT are not set');
   const namespace = await readRequired(join(folder, 'namespace'), "the pod's service account has no token mounted");
   const token = createReloadedFile(join(folder, 'token'), clock);
   const ca = createReloadedFile(join(folder, 'ca.crt'), clock);
@@ -52,16 +52,16 @@ export interface KubeconfigOptions {
 
 export async function fromKubeconfig({ config, folder, clock, env, context }: KubeconfigOptions): Promise<KubeAccess> {
   const { cluster, user, namespace } = resolveContext(config, context);
-  const place = (path: string): string => (isAbsolute(path) ? path : join(folder, path));
-  const material = (inline: string | undefined, path: string | undefined): ReloadableText | undefined => {
+  const resolvePath = (path: string): string => (isAbsolute(path) ? path : join(folder, path));
+  const loadPem = (inline: string | undefined, path: string | undefined): ReloadableText | undefined => {
     if (inline !== undefined) return fixedText(Buffer.from(inline, 'base64').toString('utf8'));
-    return path === undefined ? undefined : createReloadedFile(place(path), clock);
+    return path === undefined ? undefined : createReloadedFile(resolvePath(path), clock);
   };
-  const ca = material(cluster.caData, cluster.caFile);
-  const cert = material(user.certData, user.certFile);
-  const key = material(user.keyData, user.keyFile);
-  const token = user.tokenFile === undefined ? undefined : createReloadedFile(place(user.tokenFile), clock);
-  const plugin = user.exec === undefined ? undefined : execCredential(pluginOf(user.exec, cluster, ca), clock);
+  const ca = loadPem(cluster.caData, cluster.caFile);
+  const cert = loadPem(user.certData, user.certFile);
+  const key = loadPem(user.keyData, user.keyFile);
+  const token = user.tokenFile === undefined ? undefined : createReloadedFile(resolvePath(user.tokenFile), clock);
+  const plugin = user.exec === undefined ? undefined : createExecCredential(pluginOf(user.exec, cluster, ca), clock);
 
   function pluginOf(
     exec: NonNullable<UserEntry['exec']>,
@@ -69,7 +69,7 @@ export async function fromKubeconfig({ config, folder, clock, env, context }: Ku
     authority?: ReloadableText,
   ): CredentialPlugin {
     // A bare name is searched on the PATH, a path is relative to the kubeconfig.
-    const command = exec.command.includes('/') ? place(exec.command) : exec.command;
+    const command = exec.command.includes('/') ? resolvePath(exec.command) : exec.command;
     return { ...exec, command, environment: env, server: from.server, ca: authority };
   }
 
@@ -78,8 +78,10 @@ export async function fromKubeconfig({ config, folder, clock, env, context }: Ku
     namespace,
     identity: reuseIfUnchanged(async (signal, isRefused) => {
       const issued = await plugin?.(signal, isRefused);
-      const [authority, own, ownKey, bearer] = await Promise.all([ca, cert, key, token].map((one) => one?.(isRefused)));
-      return identityOf({ cluster, user, issued, authority, own, ownKey, bearer });
+      const [caCertificate, certificate, privateKey, fileToken] = await Promise.all(
+        [ca, cert, key, token].map((text) => text?.(isRefused)),
+      );
+      return identityOf({ cluster, user, issued, caCertificate, certificate, privateKey, fileToken });
     }),
   };
 }
@@ -88,16 +90,24 @@ interface CredentialSources {
   readonly cluster: ClusterEntry;
   readonly user: UserEntry;
   readonly issued: Credential | undefined;
-  readonly authority: string | undefined;
-  readonly own: string | undefined;
-  readonly ownKey: string | undefined;
-  readonly bearer: string | undefined;
+  readonly caCertificate: string | undefined;
+  readonly certificate: string | undefined;
+  readonly privateKey: string | undefined;
+  readonly fileToken: string | undefined;
 }
 
-function identityOf({ cluster, user, issued, authority, own, ownKey, bearer }: CredentialSources): Identity {
+function identityOf({
+  cluster,
+  user,
+  issued,
+  caCertificate,
+  certificate,
+  privateKey,
+  fileToken,
+}: CredentialSources): Identity {
   // Same precedence as kubectl: the kubeconfig before the plugin, a token file before a token.
-  const token = bearer?.trim() ?? user.token ?? issued?.token;
-  const [cert, key] = [own ?? issued?.cert, ownKey ?? issued?.key];
+  const token = fileToken?.trim() ?? user.token ?? issued?.token;
+  const [cert, key] = [certificate ?? issued?.cert, privateKey ?? issued?.key];
   const basic =
     user.username === undefined
       ? undefined
@@ -106,7 +116,7 @@ function identityOf({ cluster, user, issued, authority, own, ownKey, bearer }: C
   return {
     ...(authorization === undefined ? {} : { authorization }),
     tls: {
-      ...(authority === undefined ? {} : { ca: authority }),
+      ...(caCertificate === undefined ? {} : { ca: caCertificate }),
       ...(cert === undefined ? {} : { cert }),
       ...(key === undefined ? {} : { key }),
       ...(cluster.serverName === undefined ? {} : { servername: cluster.serverName }),
@@ -118,19 +128,19 @@ function identityOf({ cluster, user, issued, authority, own, ownKey, bearer }: C
 function serverOf(text: string): URL {
   const url = URL.parse(text);
   if (url === null || (url.protocol !== 'https:' && url.protocol !== 'http:'))
-    throw misconfigured('the kubeconfig names a server that is not an https:// address');
+    throw configError('the kubeconfig names a server that is not an https:// address');
   return url;
 }
 
 /** Returns the same object while the identity does not change. */
 function reuseIfUnchanged(
-  make: (signal: AbortSignal, isRefused: boolean) => Promise<Identity>,
+  getIdentity: (signal: AbortSignal, isRefused: boolean) => Promise<Identity>,
 ): KubeAccess['identity'] {
   let last: { readonly identity: Identity; readonly text: string } | undefined;
   return async (signal, refused) => {
     // Another call may have fetched a newer identity meanwhile.
     const isStale = refused !== undefined && refused === last?.identity;
-    const identity = await make(signal, isStale);
+    const identity = await getIdentity(signal, isStale);
     const text = JSON.stringify(identity);
     if (last?.text !== text) last = { identity, text };
     return last.identity;
@@ -141,6 +151,6 @@ async function readRequired(path: string, why: string): Promise<string> {
   try {
     return await readFile(path, 'utf8');
   } catch (cause) {
-    throw misconfigured(`${path} cannot be read: ${why}`, cause);
+    throw configError(`${path} cannot be read: ${why}`, cause);
   }
 }

@@ -31,35 +31,35 @@ export class KubeError extends Error {
   readonly retryAfterMs: number;
   /** Details of the reason, for example `ResourceVersionTooLarge` or `NamespaceTerminating`. */
   readonly causes: readonly string[];
-  constructor(message: string, about: KubeErrorFields) {
-    super(message, { cause: about.cause });
-    this.failure = about.failure;
-    this.status = about.status ?? 0;
-    this.reason = about.reason ?? '';
-    this.serverMessage = about.serverMessage ?? '';
-    this.retryAfterMs = about.retryAfterMs ?? 0;
-    this.causes = about.causes ?? [];
+  constructor(message: string, fields: KubeErrorFields) {
+    super(message, { cause: fields.cause });
+    this.failure = fields.failure;
+    this.status = fields.status ?? 0;
+    this.reason = fields.reason ?? '';
+    this.serverMessage = fields.serverMessage ?? '';
+    this.retryAfterMs = fields.retryAfterMs ?? 0;
+    this.causes = fields.causes ?? [];
   }
 }
 
-export const garbled = (call: string, why: string, cause?: unknown): KubeError =>
+export const garbledError = (call: string, why: string, cause?: unknown): KubeError =>
   new KubeError(`${call}: ${why}`, { failure: 'garbled', cause });
 
-export const parsed = (text: string, call: string): unknown => parseJson(text, (why) => garbled(call, why));
+export const parseBody = (text: string, call: string): unknown => parseJson(text, (why) => garbledError(call, why));
 
-export const misconfigured = (why: string, cause?: unknown): KubeError =>
+export const configError = (why: string, cause?: unknown): KubeError =>
   new KubeError(why, { failure: 'misconfigured', cause });
 
 /** The API server's reason, if the error came from the API server. */
 export const reasonOf = (thrown: unknown): string => (thrown instanceof KubeError ? thrown.reason : '');
 
-/** The resourceVersion is too old, or not there yet, for a watch: a new list is needed. */
+/** Whether a new list is needed, because the resourceVersion is too old for a watch, or newer than the API server's data. */
 export const mustRelist = (thrown: unknown): boolean =>
   thrown instanceof KubeError &&
   (thrown.status === 410 ||
     thrown.reason === 'Expired' ||
     thrown.reason === 'Gone' ||
-    // The API server's data are older than what it sent before: etcd was restored from a backup.
+    // The API server's data are older than the data that it sent before: etcd was restored from a backup.
     thrown.causes.includes('ResourceVersionTooLarge'));
 
 /** Whether the same call may succeed later without any change. */

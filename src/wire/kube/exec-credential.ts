@@ -2,11 +2,11 @@ import { spawn } from 'node:child_process';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { errnoOf } from '#base/errno.ts';
 import { asJsonObject, type JsonObject, jsonIn } from '#base/json.ts';
-import { KubeError, misconfigured } from './errors.ts';
+import { configError, KubeError } from './errors.ts';
 import type { ExecEntry } from './kubeconfig.ts';
 import type { ReloadableText } from './reloaded-file.ts';
 
-/** A credential plugin, as cloud providers use it. */
+/** A credential plugin of a kubeconfig, such as those of cloud providers. */
 export interface CredentialPlugin extends ExecEntry {
   readonly environment: Readonly<Record<string, string | undefined>>;
   readonly server: string;
@@ -25,41 +25,41 @@ interface IssuedCredential {
   readonly expiresAt: number;
 }
 
-const runMs = 60_000;
-const maxBytes = 1 << 20;
-/** Renew it this long before, so that it does not expire in flight. */
-const marginMs = 10_000;
+const pluginTimeoutMs = 60_000;
+const maxOutputBytes = 1 << 20;
+/** How long before its expiry a credential is renewed, so that it does not expire while a call is in flight. */
+const renewBeforeExpiryMs = 10_000;
 
 /**
- * Runs the plugin if there is no credential, or if it has expired or was rejected. Concurrent callers wait for the same run. Its
- * output is a credential, so it is never logged or put into errors, and neither are its arguments and environment.
+ * Runs the plugin if there is no credential, or if it has expired or was rejected. Concurrent callers wait for the same run. The
+ * output is a credential, so it never appears in logs or errors, nor do the plugin's arguments and environment.
  */
-export function execCredential(
+export function createExecCredential(
   plugin: CredentialPlugin,
   clock: Clock,
 ): (signal: AbortSignal, isRefused: boolean) => Promise<Credential> {
   let last: IssuedCredential | undefined;
-  let running: Promise<IssuedCredential> | undefined;
+  let currentRun: Promise<IssuedCredential> | undefined;
 
-  async function run(signal: AbortSignal): Promise<IssuedCredential> {
-    using limit = clock.deadline(runMs, signal);
-    const issued = madeOf(await output(plugin, limit.signal), plugin);
+  async function runPlugin(signal: AbortSignal): Promise<IssuedCredential> {
+    using limit = clock.deadline(pluginTimeoutMs, signal);
+    const issued = parseCredential(await pluginOutput(plugin, limit.signal), plugin);
     last = issued;
     return issued;
   }
 
   return async (signal, isRefused) => {
-    const isGood = last !== undefined && !isRefused && clock.now() < last.expiresAt - marginMs;
-    if (isGood && last !== undefined) return last.credential;
+    const isValid = last !== undefined && !isRefused && clock.now() < last.expiresAt - renewBeforeExpiryMs;
+    if (isValid && last !== undefined) return last.credential;
     for (;;) {
-      if (running === undefined) {
-        running = run(signal).finally(() => {
-          running = undefined;
+      if (currentRun === undefined) {
+        currentRun = runPlugin(signal).finally(() => {
+          currentRun = undefined;
         });
-        return (await running).credential;
+        return (await currentRun).credential;
       }
       try {
-        return (await running).credential;
+        return (await currentRun).credential;
       } catch (thrown) {
         // The caller that started the run canceled it; this caller tries again.
         if (signal.aborted || !(thrown instanceof KubeError) || thrown.failure !== 'canceled') throw thrown;
@@ -68,7 +68,7 @@ export function execCredential(
   };
 }
 
-async function output(plugin: CredentialPlugin, signal: AbortSignal): Promise<string> {
+async function pluginOutput(plugin: CredentialPlugin, signal: AbortSignal): Promise<string> {
   const info = {
     apiVersion: plugin.apiVersion,
     kind: 'ExecCredential',
@@ -85,12 +85,12 @@ async function output(plugin: CredentialPlugin, signal: AbortSignal): Promise<st
   child.on('error', reject).on('close', resolve);
   try {
     const [text, status] = await Promise.all([textOf(child.stdout, plugin), end]);
-    if (status !== 0) throw failed(plugin, status === null ? '' : ` with status ${status}`);
+    if (status !== 0) throw pluginFailed(plugin, status === null ? '' : ` with status ${status}`);
     return text;
   } catch (thrown) {
-    // SIGKILL, since this process does not wait for a plugin that ignores signals.
+    // Use SIGKILL, since a plugin may ignore other signals and nothing waits for its end.
     child.kill('SIGKILL');
-    // Processes that it started may still have it open.
+    // Child processes of the plugin may still have the pipe open.
     child.stdout.destroy();
     throw failureOf(thrown, plugin, signal);
   }
@@ -101,14 +101,14 @@ async function textOf(stream: AsyncIterable<Uint8Array>, plugin: CredentialPlugi
   let length = 0;
   for await (const chunk of stream) {
     length += chunk.length;
-    if (length > maxBytes) throw misconfigured(`the credential plugin ${plugin.command} does not stop printing`);
+    if (length > maxOutputBytes) throw configError(`the credential plugin ${plugin.command} does not stop printing`);
     chunks.push(chunk);
   }
   return Buffer.concat(chunks).toString('utf8');
 }
 
-const failed = ({ command }: CredentialPlugin, how: string): KubeError =>
-  misconfigured(`the credential plugin ${command} failed${how}: run it to see why`);
+const pluginFailed = ({ command }: CredentialPlugin, detail: string): KubeError =>
+  configError(`the credential plugin ${command} failed${detail}: run it to see why`);
 
 async function clusterInfo({ server, ca }: CredentialPlugin): Promise<object> {
   const authority = await ca?.(false);
@@ -117,7 +117,7 @@ async function clusterInfo({ server, ca }: CredentialPlugin): Promise<object> {
   return { server, ...data };
 }
 
-/** Drops what was thrown, since that contains the arguments. */
+/** Does not keep the original error as the cause, since it contains the plugin's arguments. */
 function failureOf(thrown: unknown, plugin: CredentialPlugin, signal: AbortSignal): KubeError {
   const what = `the credential plugin ${plugin.command}`;
   if (signal.aborted) {
@@ -130,15 +130,15 @@ function failureOf(thrown: unknown, plugin: CredentialPlugin, signal: AbortSigna
   }
   if (thrown instanceof KubeError) return thrown;
   const code = errnoOf(thrown) ?? '';
-  if (code === 'ENOENT') return misconfigured(`${what} is not installed. ${plugin.installHint}`.trim());
-  return failed(plugin, code === '' ? '' : ` (${code})`);
+  if (code === 'ENOENT') return configError(`${what} is not installed. ${plugin.installHint}`.trim());
+  return pluginFailed(plugin, code === '' ? '' : ` (${code})`);
 }
 
-function madeOf(text: string, { command, apiVersion }: CredentialPlugin): IssuedCredential {
+function parseCredential(text: string, { command, apiVersion }: CredentialPlugin): IssuedCredential {
   const what = `the credential plugin ${command}`;
   const answer = asJsonObject(jsonIn(text));
   if (answer === undefined || answer['apiVersion'] !== apiVersion || answer['kind'] !== 'ExecCredential')
-    throw misconfigured(`${what} did not answer with an ExecCredential of ${apiVersion}`);
+    throw configError(`${what} did not answer with an ExecCredential of ${apiVersion}`);
   const status = asJsonObject(answer['status']) ?? {};
   const credential = {
     token: textIn(status, 'token'),
@@ -146,12 +146,12 @@ function madeOf(text: string, { command, apiVersion }: CredentialPlugin): Issued
     key: textIn(status, 'clientKeyData'),
   };
   if ((credential.cert === undefined) !== (credential.key === undefined))
-    throw misconfigured(`${what} answered with only one of certificate and key`);
+    throw configError(`${what} answered with only one of certificate and key`);
   if (credential.token === undefined && credential.cert === undefined)
-    throw misconfigured(`${what} answered with neither a token nor a certificate`);
+    throw configError(`${what} answered with neither a token nor a certificate`);
   const until = textIn(status, 'expirationTimestamp');
   const expiresAt = until === undefined ? Number.POSITIVE_INFINITY : Date.parse(until);
-  if (Number.isNaN(expiresAt)) throw misconfigured(`${what} answered with an expirationTimestamp that is no time`);
+  if (Number.isNaN(expiresAt)) throw configError(`${what} answered with an expirationTimestamp that is no time`);
   return { credential, expiresAt };
 }
 

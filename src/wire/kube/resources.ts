@@ -41,7 +41,7 @@ export interface ObjectPath {
   readonly subresource?: 'status' | 'token' | 'eviction' | undefined;
 }
 
-const cluster =
+const clusterScoped =
   (group: string, version: string) =>
   <T extends KubeObject>(plural: string, kind: string): Resource<T> => ({
     group,
@@ -50,7 +50,7 @@ const cluster =
     kind,
     namespaced: false,
   });
-const namespaced =
+const namespaceScoped =
   (group: string, version: string) =>
   <T extends KubeObject>(plural: string, kind: string): Resource<T> => ({
     group,
@@ -60,33 +60,39 @@ const namespaced =
     namespaced: true,
   });
 
-export const persistentVolumes = cluster('', 'v1')<PersistentVolume>('persistentvolumes', 'PersistentVolume');
-export const nodes = cluster('', 'v1')<Node>('nodes', 'Node');
-export const namespaces = cluster('', 'v1')<Namespace>('namespaces', 'Namespace');
-export const claims = namespaced('', 'v1')<PersistentVolumeClaim>('persistentvolumeclaims', 'PersistentVolumeClaim');
-export const pods = namespaced('', 'v1')<Pod>('pods', 'Pod');
-export const secrets = namespaced('', 'v1')<Secret>('secrets', 'Secret');
-export const configMaps = namespaced('', 'v1')<ConfigMap>('configmaps', 'ConfigMap');
-export const endpoints = namespaced('', 'v1')<Endpoints>('endpoints', 'Endpoints');
-export const endpointSlices = namespaced('discovery.k8s.io', 'v1')<EndpointSlice>('endpointslices', 'EndpointSlice');
-export const storageClasses = cluster('storage.k8s.io', 'v1')<StorageClass>('storageclasses', 'StorageClass');
-export const csiNodes = cluster('storage.k8s.io', 'v1')<CsiNode>('csinodes', 'CSINode');
-export const csiDrivers = cluster('storage.k8s.io', 'v1')<CsiDriver>('csidrivers', 'CSIDriver');
-export const csiStorageCapacities = namespaced('storage.k8s.io', 'v1')<CsiStorageCapacity>(
+export const persistentVolumes = clusterScoped('', 'v1')<PersistentVolume>('persistentvolumes', 'PersistentVolume');
+export const nodes = clusterScoped('', 'v1')<Node>('nodes', 'Node');
+export const namespaces = clusterScoped('', 'v1')<Namespace>('namespaces', 'Namespace');
+export const claims = namespaceScoped('', 'v1')<PersistentVolumeClaim>(
+  'persistentvolumeclaims',
+  'PersistentVolumeClaim',
+);
+export const pods = namespaceScoped('', 'v1')<Pod>('pods', 'Pod');
+export const secrets = namespaceScoped('', 'v1')<Secret>('secrets', 'Secret');
+export const configMaps = namespaceScoped('', 'v1')<ConfigMap>('configmaps', 'ConfigMap');
+export const endpoints = namespaceScoped('', 'v1')<Endpoints>('endpoints', 'Endpoints');
+export const endpointSlices = namespaceScoped('discovery.k8s.io', 'v1')<EndpointSlice>(
+  'endpointslices',
+  'EndpointSlice',
+);
+export const storageClasses = clusterScoped('storage.k8s.io', 'v1')<StorageClass>('storageclasses', 'StorageClass');
+export const csiNodes = clusterScoped('storage.k8s.io', 'v1')<CsiNode>('csinodes', 'CSINode');
+export const csiDrivers = clusterScoped('storage.k8s.io', 'v1')<CsiDriver>('csidrivers', 'CSIDriver');
+export const csiStorageCapacities = namespaceScoped('storage.k8s.io', 'v1')<CsiStorageCapacity>(
   'csistoragecapacities',
   'CSIStorageCapacity',
 );
-export const leases = namespaced('coordination.k8s.io', 'v1')<Lease>('leases', 'Lease');
-export const events = namespaced('events.k8s.io', 'v1')<KubeEvent>('events', 'Event');
-export const tokenReviews = cluster('authentication.k8s.io', 'v1')<TokenReview>('tokenreviews', 'TokenReview');
-export const subjectAccessReviews = cluster('authorization.k8s.io', 'v1')<SubjectAccessReview>(
+export const leases = namespaceScoped('coordination.k8s.io', 'v1')<Lease>('leases', 'Lease');
+export const events = namespaceScoped('events.k8s.io', 'v1')<KubeEvent>('events', 'Event');
+export const tokenReviews = clusterScoped('authentication.k8s.io', 'v1')<TokenReview>('tokenreviews', 'TokenReview');
+export const subjectAccessReviews = clusterScoped('authorization.k8s.io', 'v1')<SubjectAccessReview>(
   'subjectaccessreviews',
   'SubjectAccessReview',
 );
 /** A subresource of service accounts, in another group. */
-export const tokenRequests = namespaced('', 'v1')<TokenRequest>('serviceaccounts', 'TokenRequest');
+export const tokenRequests = namespaceScoped('', 'v1')<TokenRequest>('serviceaccounts', 'TokenRequest');
 /** A subresource of pods, in another group. */
-export const evictions = namespaced('', 'v1')<Eviction>('pods', 'Eviction');
+export const evictions = namespaceScoped('', 'v1')<Eviction>('pods', 'Eviction');
 
 export const apiVersionOf = ({ group, version }: Resource<KubeObject>): string =>
   group === '' ? version : `${group}/${version}`;

@@ -1,18 +1,21 @@
 import { asJsonObject, jsonIn } from '#base/json.ts';
 import { KubeError } from './errors.ts';
 
-const shown = 1_000;
+const maxMessageLength = 1_000;
 
 /**
  * Turns an error response into a KubeError. The API server sends a Status object; a proxy in front of it may send anything. The
- * message is reduced to one short line, and the client's own credential is removed from it, in case the response repeats it.
+ * message is reduced to one short line, and the client's own credential is removed from it, in case the response contains it.
  */
 export function statusError(call: string, answer: ErrorResponse, secret = ''): KubeError {
-  const found = asJsonObject(jsonIn(answer.body));
-  const details = asJsonObject(found?.['details']);
-  const serverMessage = sanitize(textOf(found?.['message']) || (found === undefined ? answer.body : ''), secret);
-  const reason = textOf(found?.['reason']);
-  const status = answer.status === 0 ? countOf(found?.['code']) : answer.status;
+  const statusObject = asJsonObject(jsonIn(answer.body));
+  const details = asJsonObject(statusObject?.['details']);
+  const serverMessage = sanitize(
+    textOf(statusObject?.['message']) || (statusObject === undefined ? answer.body : ''),
+    secret,
+  );
+  const reason = textOf(statusObject?.['reason']);
+  const status = answer.status === 0 ? countOf(statusObject?.['code']) : answer.status;
   return new KubeError(`${call}: ${serverMessage || reason || `status ${status}`}`, {
     failure: 'refused',
     status,
@@ -35,7 +38,7 @@ export interface ErrorResponse {
 
 function sanitize(text: string, secret: string): string {
   const clean = secret === '' ? text : text.replaceAll(secret, '***');
-  return clean.trim().replaceAll(/\s+/g, ' ').slice(0, shown);
+  return clean.trim().replaceAll(/\s+/g, ' ').slice(0, maxMessageLength);
 }
 
 const textOf = (value: unknown): string => (typeof value === 'string' ? value : '');

@@ -1,6 +1,6 @@
-/** The Kubernetes objects and fields that are used. Responses contain more fields. */
+/** The Kubernetes objects and fields that Stowage uses. Responses contain more fields. */
 
-type Texts = Readonly<Record<string, string>>;
+type StringMap = Readonly<Record<string, string>>;
 
 export interface OwnerReference {
   readonly apiVersion: string;
@@ -20,8 +20,8 @@ export interface ObjectMeta {
   readonly generation?: number;
   readonly creationTimestamp?: string;
   readonly deletionTimestamp?: string;
-  readonly labels?: Texts;
-  readonly annotations?: Texts;
+  readonly labels?: StringMap;
+  readonly annotations?: StringMap;
   readonly finalizers?: readonly string[];
   readonly ownerReferences?: readonly OwnerReference[];
 }
@@ -62,7 +62,7 @@ export interface NodeSelector {
 }
 
 export interface LabelSelector {
-  readonly matchLabels?: Texts;
+  readonly matchLabels?: StringMap;
   readonly matchExpressions?: readonly SelectorRequirement[];
 }
 
@@ -73,7 +73,7 @@ interface SecretReference {
 
 export interface PersistentVolume extends KubeObject {
   readonly spec: {
-    readonly capacity?: Texts;
+    readonly capacity?: StringMap;
     readonly accessModes?: readonly string[];
     readonly volumeMode?: string;
     readonly storageClassName?: string;
@@ -86,7 +86,7 @@ export interface PersistentVolume extends KubeObject {
       readonly volumeHandle: string;
       readonly fsType?: string;
       readonly readOnly?: boolean;
-      readonly volumeAttributes?: Texts;
+      readonly volumeAttributes?: StringMap;
       readonly nodeStageSecretRef?: SecretReference;
       readonly nodePublishSecretRef?: SecretReference;
       readonly controllerExpandSecretRef?: SecretReference;
@@ -99,14 +99,14 @@ export interface PersistentVolume extends KubeObject {
 
 /** The data source of a claim. */
 interface SourceReference extends ObjectReference {
-  /** Left out: the core group. */
+  /** Undefined: the core group. */
   readonly apiGroup?: string;
 }
 
 export interface PersistentVolumeClaim extends KubeObject {
   readonly spec: {
     readonly accessModes?: readonly string[];
-    readonly resources?: { readonly requests?: Texts; readonly limits?: Texts };
+    readonly resources?: { readonly requests?: StringMap; readonly limits?: StringMap };
     readonly storageClassName?: string;
     readonly volumeName?: string;
     readonly volumeMode?: string;
@@ -116,17 +116,17 @@ export interface PersistentVolumeClaim extends KubeObject {
   };
   readonly status?: {
     readonly phase?: string;
-    readonly capacity?: Texts;
+    readonly capacity?: StringMap;
     readonly accessModes?: readonly string[];
     readonly conditions?: readonly Condition[];
-    readonly allocatedResources?: Texts;
-    readonly allocatedResourceStatuses?: Texts;
+    readonly allocatedResources?: StringMap;
+    readonly allocatedResourceStatuses?: StringMap;
   };
 }
 
 export interface StorageClass extends KubeObject {
   readonly provisioner: string;
-  readonly parameters?: Texts;
+  readonly parameters?: StringMap;
   readonly reclaimPolicy?: string;
   readonly volumeBindingMode?: string;
   readonly allowVolumeExpansion?: boolean;
@@ -189,7 +189,7 @@ export interface Pod extends KubeObject {
       readonly name: string;
       readonly persistentVolumeClaim?: { readonly claimName: string; readonly readOnly?: boolean };
       readonly ephemeral?: object;
-      readonly csi?: { readonly driver: string; readonly volumeAttributes?: Texts };
+      readonly csi?: { readonly driver: string; readonly volumeAttributes?: StringMap };
     }[];
   };
   readonly status?: {
@@ -234,11 +234,11 @@ export interface Lease extends KubeObject {
 export interface Secret extends KubeObject {
   readonly type?: string;
   /** Base64 values. */
-  readonly data?: Texts;
+  readonly data?: StringMap;
 }
 
 export interface ConfigMap extends KubeObject {
-  readonly data?: Texts;
+  readonly data?: StringMap;
 }
 
 /** discovery.k8s.io/v1. */

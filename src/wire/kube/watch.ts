@@ -1,7 +1,7 @@
 import { onAbort } from '#base/aborted.ts';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { createLines } from '#base/lines.ts';
-import { garbled, isTransient, KubeError, mustRelist, parsed } from './errors.ts';
+import { garbledError, isTransient, KubeError, mustRelist, parseBody } from './errors.ts';
 import { callOf, failureOf, type KubeHttp } from './http.ts';
 import { pathOf, type Resource } from './resources.ts';
 import { statusError } from './status.ts';
@@ -17,7 +17,7 @@ export interface WatchQuery {
 
 export type WatchEvent<T> =
   | { readonly kind: 'added' | 'modified' | 'deleted'; readonly object: T; readonly resourceVersion: string }
-  /** No change: everything up to this version was sent. */
+  /** A bookmark is not a change: the API server has sent all changes up to this version. */
   | { readonly kind: 'bookmark'; readonly resourceVersion: string };
 
 interface WatchContext {
@@ -26,19 +26,19 @@ interface WatchContext {
   readonly random: () => number;
 }
 
-const headMs = 30_000;
+const headerTimeoutMs = 30_000;
 /**
- * Bookmarks arrive every minute. A connection that is silent for longer may be dead at the other end; a new one costs next to
- * nothing.
+ * Bookmarks arrive every minute. A connection that is silent for longer may be dead at the other end, and a new one is
+ * cheap.
  */
-const idleMs = 90_000;
+const maxSilenceMs = 90_000;
 /** The API server ends a watch after this time, with jitter so that not all end together. */
-const lifeSeconds = 300;
-const maxLine = 16 << 20;
-const firstWaitMs = 200;
-const maxWaitMs = 10_000;
+const minWatchSeconds = 300;
+const maxLineBytes = 16 << 20;
+const firstBackOffMs = 200;
+const maxBackOffMs = 10_000;
 /** A watch that was open for this long was healthy. */
-const healthyMs = 30_000;
+const healthyWatchMs = 30_000;
 
 /**
  * Watches from the last version that was seen. Reconnects when the API server closes the connection, which it does regularly,
@@ -46,21 +46,21 @@ const healthyMs = 30_000;
  * errors that waiting does not fix.
  */
 export async function* watchWithRetries<T extends KubeObject>(
-  means: WatchContext,
+  context: WatchContext,
   resource: Resource<T>,
   query: WatchQuery,
   signal: AbortSignal,
 ): AsyncGenerator<WatchEvent<T>, void, undefined> {
-  const { clock, random } = means;
+  const { clock, random } = context;
   let { resourceVersion } = query;
   /** The number of attempts in a row without an event. */
   let fruitlessAttempts = 0;
   for (;;) {
-    const began = clock.elapsed();
-    let askedMs = 0;
+    const startedAt = clock.elapsed();
+    let retryAfterMs = 0;
     let isBroken = false;
     try {
-      for await (const change of watchOnce(means, resource, { ...query, resourceVersion }, signal)) {
+      for await (const change of watchOnce(context, resource, { ...query, resourceVersion }, signal)) {
         if (change.resourceVersion !== resourceVersion) fruitlessAttempts = 0;
         ({ resourceVersion } = change);
         yield change;
@@ -69,21 +69,26 @@ export async function* watchWithRetries<T extends KubeObject>(
       if (mustRelist(thrown)) return;
       if (!(thrown instanceof KubeError) || signal.aborted || !isTransient(thrown)) throw thrown;
       isBroken = thrown.failure !== 'deadline';
-      askedMs = thrown.retryAfterMs;
+      retryAfterMs = thrown.retryAfterMs;
     }
-    const isSettled = clock.elapsed() - began >= healthyMs;
+    const isSettled = clock.elapsed() - startedAt >= healthyWatchMs;
     if (isSettled) fruitlessAttempts = 0;
     if (isBroken || !isSettled) fruitlessAttempts++;
     const backOffMs =
       fruitlessAttempts <= 1 && !isBroken
         ? 0
-        : Math.min(maxWaitMs, firstWaitMs * 2 ** Math.min(fruitlessAttempts - 1, 20));
-    const waitMs = Math.max(askedMs, backOffMs * (0.5 + random() / 2));
-    if (waitMs > 0) await sleep(clock, waitMs, resource, signal);
+        : Math.min(maxBackOffMs, firstBackOffMs * 2 ** Math.min(fruitlessAttempts - 1, 20));
+    const waitMs = Math.max(retryAfterMs, backOffMs * (0.5 + random() / 2));
+    if (waitMs > 0) await waitBeforeRetry(clock, waitMs, resource, signal);
   }
 }
 
-async function sleep(clock: Clock, ms: number, resource: Resource<KubeObject>, signal: AbortSignal): Promise<void> {
+async function waitBeforeRetry(
+  clock: Clock,
+  ms: number,
+  resource: Resource<KubeObject>,
+  signal: AbortSignal,
+): Promise<void> {
   try {
     await clock.sleep(ms, signal);
   } catch (thrown) {
@@ -98,7 +103,7 @@ async function* watchOnce<T extends KubeObject>(
   { namespace, labelSelector, fieldSelector, resourceVersion }: WatchQuery,
   signal: AbortSignal,
 ): AsyncGenerator<WatchEvent<T>, void, undefined> {
-  const timeoutSeconds = String(Math.round(lifeSeconds * (1 + random())));
+  const timeoutSeconds = String(Math.round(minWatchSeconds * (1 + random())));
   const out = {
     method: 'GET',
     path: pathOf(resource, { namespace }),
@@ -110,20 +115,20 @@ async function* watchOnce<T extends KubeObject>(
       labelSelector,
       fieldSelector,
     },
-    limitMs: headMs,
-    maxBytes: maxLine,
+    timeoutMs: headerTimeoutMs,
+    maxBytes: maxLineBytes,
   } as const;
   const call = callOf(out).replace('GET', 'WATCH');
-  const ended = new AbortController();
-  using idleTimer = startIdleTimer(clock, ended, signal);
+  const connectionEnd = new AbortController();
+  using idleTimer = startIdleTimer(clock, connectionEnd, signal);
   try {
-    const lines = createLines(maxLine, (why) => garbled(call, why));
-    for await (const chunk of (await http.openStream(out, ended.signal)) as AsyncIterable<Uint8Array>) {
+    const lines = createLines(maxLineBytes, (why) => garbledError(call, why));
+    for await (const chunk of (await http.openStream(out, connectionEnd.signal)) as AsyncIterable<Uint8Array>) {
       idleTimer.reset();
-      for (const line of lines.addChunk(chunk)) yield parseEvent<T>(parsed(line, call), call);
+      for (const line of lines.addChunk(chunk)) yield parseEvent<T>(parseBody(line, call), call);
     }
   } catch (thrown) {
-    throw failureOf(call, thrown, ended.signal);
+    throw failureOf(call, thrown, connectionEnd.signal);
   }
 }
 
@@ -131,20 +136,20 @@ interface IdleTimer extends Disposable {
   reset(): void;
 }
 
-/** Aborts the controller with the signal, and when nothing was received for long. */
+/** Aborts the controller when the signal is aborted, or when nothing was received for `maxSilenceMs`. */
 function startIdleTimer(clock: Clock, controller: AbortController, signal: AbortSignal): IdleTimer {
-  let heardAt = clock.elapsed();
-  const look = (): void => {
-    const leftMs = heardAt + idleMs - clock.elapsed();
-    if (leftMs <= 0) controller.abort(new DeadlineExceeded(idleMs));
+  let lastChunkAt = clock.elapsed();
+  const checkSilence = (): void => {
+    const leftMs = lastChunkAt + maxSilenceMs - clock.elapsed();
+    if (leftMs <= 0) controller.abort(new DeadlineExceeded(maxSilenceMs));
     // Do not restart the timer for every chunk: in a burst there are thousands.
-    else timer = clock.after(leftMs, look);
+    else timer = clock.after(leftMs, checkSilence);
   };
-  let timer = clock.after(idleMs, look);
+  let timer = clock.after(maxSilenceMs, checkSilence);
   const parent = onAbort(signal, () => controller.abort(signal.reason));
   return {
     reset: () => {
-      heardAt = clock.elapsed();
+      lastChunkAt = clock.elapsed();
     },
     [Symbol.dispose]: () => {
       timer[Symbol.dispose]();
@@ -153,7 +158,7 @@ function startIdleTimer(clock: Clock, controller: AbortController, signal: Abort
   };
 }
 
-const kinds: Readonly<Record<string, 'added' | 'modified' | 'deleted'>> = {
+const eventKinds: Readonly<Record<string, 'added' | 'modified' | 'deleted'>> = {
   ADDED: 'added',
   MODIFIED: 'modified',
   DELETED: 'deleted',
@@ -161,13 +166,13 @@ const kinds: Readonly<Record<string, 'added' | 'modified' | 'deleted'>> = {
 
 function parseEvent<T extends KubeObject>(event: unknown, call: string): WatchEvent<T> {
   const { type, object } = (event ?? {}) as { readonly type?: string; readonly object?: T };
-  // An error after the response header was sent.
+  // The API server reports errors in the stream once it has sent the response header.
   if (type === 'ERROR') throw statusError(call, { status: 0, body: JSON.stringify(object ?? {}) });
   const resourceVersion = object?.metadata?.resourceVersion;
   if (object === undefined || type === undefined || resourceVersion === undefined)
-    throw garbled(call, 'a line is not a change of an object');
+    throw garbledError(call, 'a line is not a change of an object');
   if (type === 'BOOKMARK') return { kind: 'bookmark', resourceVersion };
-  const kind = kinds[type];
-  if (kind === undefined) throw garbled(call, 'a line is a change of an unknown kind');
+  const kind = eventKinds[type];
+  if (kind === undefined) throw garbledError(call, 'a line is a change of an unknown kind');
   return { kind, object, resourceVersion };
 }

@@ -11,8 +11,8 @@ import { createWatchedObject, type WatchedObject } from './watched-object.ts';
 const path = '/api/v1/namespaces/here/configmaps';
 const clock = systemClock();
 let api: FakeKubeApi;
-let followed: WatchedObject<ConfigMap>;
-let seen: (string | undefined)[];
+let watched: WatchedObject<ConfigMap>;
+let values: (string | undefined)[];
 const put = (name: string, a: string) => api.put(path, { metadata: { name }, data: { a } } as never);
 
 beforeEach(async () => {
@@ -20,15 +20,15 @@ beforeEach(async () => {
   onTestFinished(() => api[Symbol.asyncDispose]());
   const client = createKubeClient({ access: api.access, clock, userAgent: 'test' });
   onTestFinished(() => client[Symbol.dispose]());
-  const about = { client, clock, resource: configMaps, namespace: 'here', name: 'mine', random: () => 0 };
-  followed = createWatchedObject(about);
-  seen = [];
-  followed.on(() => seen.push(followed.object?.data?.['a']));
+  const options = { client, clock, resource: configMaps, namespace: 'here', name: 'mine', random: () => 0 };
+  watched = createWatchedObject(options);
+  values = [];
+  watched.onChange(() => values.push(watched.object?.data?.['a']));
 });
 
 function run(): void {
   const end = new AbortController();
-  const running = followed.run({ signal: end.signal, log: silentLog() });
+  const running = watched.run({ signal: end.signal, log: silentLog() });
   onTestFinished(async () => {
     end.abort();
     await running;
@@ -37,36 +37,36 @@ function run(): void {
 
 describe('a watched object', () => {
   test('is not reported as absent before the first list', async () => {
-    expect([followed.synced, followed.object]).toEqual([false, undefined]);
+    expect([watched.synced, watched.object]).toEqual([false, undefined]);
     run();
-    await eventually(() => followed.synced).toBe(true);
-    expect(seen).toEqual([undefined]);
+    await eventually(() => watched.synced).toBe(true);
+    expect(values).toEqual([undefined]);
   });
 
-  test('is updated by the watch, and no other object is', async () => {
+  test('is updated by the watch, without requests for other objects', async () => {
     put('mine', '1');
     put('other', 'x');
     run();
-    await eventually(() => seen).toEqual(['1']);
+    await eventually(() => values).toEqual(['1']);
     put('other', 'y');
     put('mine', '2');
-    await eventually(() => seen).toEqual(['1', '2']);
+    await eventually(() => values).toEqual(['1', '2']);
     api.remove(path, 'other');
     api.remove(path, 'mine');
-    await eventually(() => seen).toEqual(['1', '2', undefined]);
+    await eventually(() => values).toEqual(['1', '2', undefined]);
     expect(api.requests.filter((one) => !one.includes('fieldSelector=metadata.name%3Dmine'))).toEqual([]);
   });
 
   test('is up to date again after an outage', async () => {
     put('mine', '1');
     run();
-    await eventually(() => seen).toEqual(['1']);
+    await eventually(() => values).toEqual(['1']);
     await api.down();
     api.remove(path, 'mine');
     put('mine', '3');
     api.compact();
     await api.up();
-    await eventually(() => seen.at(-1)).toBe('3');
+    await eventually(() => values.at(-1)).toBe('3');
   });
 
   test('is listed again after a permission error', async () => {
@@ -77,8 +77,8 @@ describe('a watched object', () => {
     };
     run();
     await eventually(() => api.requests.length).toBeGreaterThan(1);
-    expect(followed.synced).toBe(false);
+    expect(watched.synced).toBe(false);
     api.intercept = undefined;
-    await eventually(() => seen).toEqual(['1']);
+    await eventually(() => values).toEqual(['1']);
   });
 });

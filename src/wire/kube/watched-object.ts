@@ -13,7 +13,7 @@ export interface WatchedObject<T> {
   /** Undefined: the object does not exist, or was not listed yet. */
   readonly object: T | undefined;
   /** Calls `changed` after each change, and after the first list. */
-  on(changed: () => void): Disposable;
+  onChange(changed: () => void): Disposable;
   /** Keeps it up to date until the signal is aborted. Call it once. */
   run(scope: Scope): Promise<void>;
 }
@@ -30,7 +30,7 @@ export interface WatchedObjectOptions<T extends KubeObject> {
 /** Selects the object by name, so that the permission to get this one object is enough. */
 export function createWatchedObject<T extends KubeObject>(options: WatchedObjectOptions<T>): WatchedObject<T> {
   const { client, clock, resource, namespace, name, random = Math.random } = options;
-  const select = { namespace, fieldSelector: `metadata.name=${name}` };
+  const selection = { namespace, fieldSelector: `metadata.name=${name}` };
   const listeners = new Set<() => void>();
   const backOff = createBackOff({ firstMs: 500, maxMs: 15_000, random });
   let object: T | undefined;
@@ -46,7 +46,7 @@ export function createWatchedObject<T extends KubeObject>(options: WatchedObject
   async function list(signal: AbortSignal): Promise<string> {
     let found: T | undefined;
     let resourceVersion = '';
-    for await (const page of client.list(resource, select, signal)) {
+    for await (const page of client.list(resource, selection, signal)) {
       ({ resourceVersion } = page);
       found ??= page.items.find((one) => one.metadata.name === name);
     }
@@ -55,7 +55,7 @@ export function createWatchedObject<T extends KubeObject>(options: WatchedObject
   }
 
   async function watch(resourceVersion: string, signal: AbortSignal): Promise<void> {
-    for await (const change of client.watch(resource, { ...select, resourceVersion }, signal)) {
+    for await (const change of client.watch(resource, { ...selection, resourceVersion }, signal)) {
       backOff.reset();
       if (change.kind === 'bookmark' || change.object.metadata.name !== name) continue;
       update(change.kind === 'deleted' ? undefined : change.object);
@@ -69,21 +69,21 @@ export function createWatchedObject<T extends KubeObject>(options: WatchedObject
     get object() {
       return object;
     },
-    on: (changed) => {
+    onChange: (changed) => {
       listeners.add(changed);
       return { [Symbol.dispose]: () => listeners.delete(changed) };
     },
     run: async ({ signal, log }) => {
       while (!signal.aborted) {
-        let askedMs = 0;
+        let retryAfterMs = 0;
         try {
           await watch(await list(signal), signal);
         } catch (error) {
           if (signal.aborted) return;
           log.warn('watching an object failed', { resource: resource.plural, name, error });
-          askedMs = error instanceof KubeError ? error.retryAfterMs : 0;
+          retryAfterMs = error instanceof KubeError ? error.retryAfterMs : 0;
         }
-        await clock.sleep(Math.max(askedMs, backOff.next()), signal).catch(() => undefined);
+        await clock.sleep(Math.max(retryAfterMs, backOff.next()), signal).catch(() => undefined);
       }
     },
   };

@@ -13,7 +13,7 @@ import {
   type DirOpArgs,
   type FileHandle,
   fileType,
-  maxTransfer,
+  maxTransferBytes,
   type SetAttributes,
   type Time,
   type Wcc,
@@ -74,12 +74,12 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
   const calls = createRetryingCalls(rpc, clock);
   const { call, mutate } = calls;
 
-  const lookup = (place: DirOpArgs, options: CallOptions | undefined): Promise<procedures.LookupResult> =>
-    withValidName(place, () => call(procedures.lookup, place, options));
+  const lookup = (args: DirOpArgs, options: CallOptions | undefined): Promise<procedures.LookupResult> =>
+    withValidName(args, () => call(procedures.lookup, args, options));
 
   /**
-   * Creates an object, or finds the one that the first of two identical calls created. `isOurs`: whether the existing object can
-   * be that one.
+   * Creates an object. If the call was sent twice, finds the object that the first copy created. `isOurs`: whether the existing
+   * object may be that object.
    */
   function createObject<A extends DirOpArgs>(
     procedure: Procedure<A, procedures.CreateResult>,
@@ -87,7 +87,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     isOurs: (attributes: Attributes, handle: FileHandle) => boolean | Promise<boolean>,
     options: CallOptions | undefined,
   ): Promise<Created> {
-    const existing = async (cause: unknown): Promise<Created> => {
+    const findCreatedObject = async (cause: unknown): Promise<Created> => {
       if (!isNfsError(cause, 'EXIST') || !cause.resent) throw cause;
       const { handle, attributes } = await lookup(args, options).catch(rethrowIfGone(cause));
       const existingAttributes =
@@ -96,7 +96,9 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
       return { handle, attributes: existingAttributes };
     };
     return withValidName(args, () =>
-      mutate({ procedure, args, options }, existing).then((made) => (hasHandle(made) ? made : lookup(args, options))),
+      mutate({ procedure, args, options }, findCreatedObject).then((made) =>
+        hasHandle(made) ? made : lookup(args, options),
+      ),
     );
   }
 
@@ -113,7 +115,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
         const args = { handle, set, ifChangedAt: options?.ifChangedAt };
         return await mutate({ procedure: procedures.setattr, args, options });
       } catch (cause) {
-        // The first of the two calls may have made the change that fails the guard.
+        // The first copy of the call may have made the change that fails the guard of the second.
         if (!isNfsError(cause, 'NOT_SYNC') || !cause.resent) throw cause;
         const after = await call(procedures.getattr, handle, options);
         if (!matchesSetattr(after, set)) throw cause;
@@ -124,10 +126,10 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     access: async (handle, mask, options) => (await call(procedures.access, { handle, mask }, options)).granted,
     readlink,
     read: (handle, offset, into, options) =>
-      // A longer reply would exceed the limit on records.
+      // A reply with more data would exceed the limit on records.
       call(
         procedures.read,
-        { handle, offset, into: into.length > maxTransfer ? limitToMaxTransfer(into) : into },
+        { handle, offset, into: into.length > maxTransferBytes ? limitToMaxTransfer(into) : into },
         options,
       ),
     write: (handle, offset, data, stable, options) =>
@@ -168,7 +170,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
 
 const limitToMaxTransfer = (into: Buffer | procedures.DeferredBuffer): Buffer | procedures.DeferredBuffer =>
   into instanceof Uint8Array
-    ? into.subarray(0, maxTransfer)
-    : { length: maxTransfer, take: (length) => into.take(length) };
+    ? into.subarray(0, maxTransferBytes)
+    : { length: maxTransferBytes, take: (length) => into.take(length) };
 
-const hasHandle = (made: procedures.CreateResult): made is Created => made.handle !== undefined;
+const hasHandle = (result: procedures.CreateResult): result is Created => result.handle !== undefined;

@@ -40,20 +40,20 @@ async function ensureDirectory(
 async function copyFile(
   client: NfsClient,
   from: FileHandle,
-  about: Attributes,
+  attributes: Attributes,
   to: { readonly directory: FileHandle; readonly name: Text },
   options: CopyOptions,
 ): Promise<FileHandle> {
-  const set = { ...copiedAttributes(about, options.keepOwner ?? false), size: 0 };
+  const set = { ...copiedAttributes(attributes, options.keepOwner ?? false), size: 0 };
   const { handle } = await client.create(to.directory, to.name, { mode: 'unchecked', set }, options);
   const writer = createFileWriter(client, handle, options);
-  let at = 0;
+  let offset = 0;
   for await (const data of readFile(client, from, options)) {
-    await writer.write(at, data);
-    at += data.length;
+    await writer.write(offset, data);
+    offset += data.length;
   }
   await writer.flush();
-  await client.setattr(handle, copiedTimes(about), options);
+  await client.setattr(handle, copiedTimes(attributes), options);
   return handle;
 }
 
@@ -70,41 +70,41 @@ export async function copyTree(
   const keepOwner = options.keepOwner ?? false;
   const keyOf = (handle: FileHandle): string => Buffer.from(handle).toString('latin1');
   /** The copy of each directory; parents are visited before their children. */
-  const folders = new Map<string, Promise<FileHandle>>([[keyOf(from), Promise.resolve(to)]]);
-  const linked = new Map<bigint, Promise<FileHandle>>();
-  const finishedDirectories: { readonly handle: Promise<FileHandle>; readonly about: Attributes }[] = [];
+  const copiesByHandle = new Map<string, Promise<FileHandle>>([[keyOf(from), Promise.resolve(to)]]);
+  const copiesByFileId = new Map<bigint, Promise<FileHandle>>();
+  const finishedDirectories: { readonly handle: Promise<FileHandle>; readonly attributes: Attributes }[] = [];
 
   await walkTree(
     client,
     from,
     async ({ entry, attributes, handle, parent }) => {
-      const directory = await (folders.get(keyOf(parent)) ?? Promise.resolve(to));
+      const directory = await (copiesByHandle.get(keyOf(parent)) ?? Promise.resolve(to));
       const name = nameOf(entry);
       const set = copiedAttributes(attributes, keepOwner);
-      const place = { directory, name };
+      const target = { directory, name };
       if (attributes.type === fileType.directory) {
         // Keep the directory writable until it is complete.
         const made = ensureDirectory(client, directory, name, { ...set, mode: (set.mode ?? 0) | 0o700 }, options);
-        folders.set(keyOf(handle), made);
-        finishedDirectories.push({ handle: made, about: attributes });
+        copiesByHandle.set(keyOf(handle), made);
+        finishedDirectories.push({ handle: made, attributes: attributes });
         await made;
       } else if (attributes.type === fileType.regular) {
-        const first = linked.get(attributes.fileId);
-        if (first !== undefined) return await client.link(await first, place, options);
-        const copied = copyFile(client, handle, attributes, place, options);
-        if (attributes.links > 1) linked.set(attributes.fileId, copied);
-        await copied;
+        const existingCopy = copiesByFileId.get(attributes.fileId);
+        if (existingCopy !== undefined) return await client.link(await existingCopy, target, options);
+        const copy = copyFile(client, handle, attributes, target, options);
+        if (attributes.links > 1) copiesByFileId.set(attributes.fileId, copy);
+        await copy;
       } else if (attributes.type === fileType.link) {
         await client.symlink(directory, name, await client.readlink(handle, options), {}, options);
       } else {
         await client.mknod(
-          { ...place, type: attributes.type, set, major: attributes.major, minor: attributes.minor },
+          { ...target, type: attributes.type, set, major: attributes.major, minor: attributes.minor },
           options,
         );
       }
     },
     options,
   );
-  for (const { handle, about } of finishedDirectories.toReversed())
+  for (const { handle, attributes: about } of finishedDirectories.toReversed())
     await client.setattr(await handle, { ...copiedAttributes(about, keepOwner), ...copiedTimes(about) }, options);
 }

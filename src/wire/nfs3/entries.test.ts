@@ -4,7 +4,7 @@ import { XdrWriter } from '../xdr/writer.ts';
 import { readDirectoryPagePlus } from './entries.ts';
 import { type Attributes, type EntryPlus, writePostAttributes, writePostHandle } from './structures.ts';
 
-const about = (n: number): Attributes => ({
+const attributesOf = (n: number): Attributes => ({
   type: 1,
   mode: 0o644,
   links: 1,
@@ -30,11 +30,18 @@ const entries: readonly EntryPlus[] = [
     name: 'all',
     bytes: undefined,
     cookie: 1n,
-    attributes: about(7),
+    attributes: attributesOf(7),
     handle: Buffer.alloc(64, 7),
   },
   { fileId: 2n, name: 'ü', bytes: undefined, cookie: 2n, attributes: undefined, handle: Buffer.from('odd') },
-  { fileId: 3n, name: 'no handle', bytes: undefined, cookie: 2n ** 63n, attributes: about(9), handle: undefined },
+  {
+    fileId: 3n,
+    name: 'no handle',
+    bytes: undefined,
+    cookie: 2n ** 63n,
+    attributes: attributesOf(9),
+    handle: undefined,
+  },
   {
     fileId: 4n,
     name: 'x\ufffd',
@@ -45,10 +52,10 @@ const entries: readonly EntryPlus[] = [
   },
 ];
 
-/** A page that begins somewhere in a buffer, as replies do. */
+/** A page at an offset in a buffer, like in a reply. */
 function page(): { readonly buffer: Buffer; readonly reader: XdrReader } {
   const writer = new XdrWriter(4096).u32(0xdead_beef);
-  writePostAttributes(writer, about(1));
+  writePostAttributes(writer, attributesOf(1));
   writer.u64(99n);
   for (const { fileId, name, bytes, cookie, attributes, handle } of entries) {
     writer
@@ -69,7 +76,7 @@ test('an entry returns the contents of its page, also after the memory was reuse
   const listed = readDirectoryPagePlus(reader);
   buffer.fill(0xff);
   expect({ verifier: listed.verifier, isEnd: listed.isEnd }).toEqual({ verifier: 99n, isEnd: true });
-  const seen = listed.entries.map(({ fileId, name, bytes, cookie, attributes, handle }) => ({
+  const readEntries = listed.entries.map(({ fileId, name, bytes, cookie, attributes, handle }) => ({
     fileId,
     name,
     cookie,
@@ -77,7 +84,7 @@ test('an entry returns the contents of its page, also after the memory was reuse
     bytes: bytes && Buffer.from(bytes),
     handle: handle && Buffer.from(handle),
   }));
-  expect(seen).toEqual(entries);
+  expect(readEntries).toEqual(entries);
 });
 
 test('a truncated or invalid page is rejected when it arrives, not when its entries are read', () => {
@@ -86,7 +93,7 @@ test('a truncated or invalid page is rejected when it arrives, not when its entr
     reader.reset(buffer, reader.view, 4, end);
     expect(() => readDirectoryPagePlus(reader)).toThrow(XdrError);
   }
-  // Whether there is a handle: neither yes nor no.
+  // The flag whether a handle follows must be 0 or 1.
   const at = buffer.indexOf('all') + 4 + 8 + 4 + 84;
   expect(buffer.readUInt32BE(at)).toBe(1);
   buffer.writeUInt32BE(2, at);

@@ -14,13 +14,14 @@ import { nfsStatus } from './status.ts';
 const { EXIST } = nfsStatus;
 
 describe.skipIf(needs('go-nfs'))('a server without exclusive CREATE', () => {
-  /** Replaces it: guarded, with an mtime that no other client sets. */
-  const marked = (seconds: number) => ({ mode: 'guarded', set: { mtime: { seconds, nanoseconds: 0 } } }) as const;
+  /** Replaces exclusive CREATE: guarded, with an mtime that no other client sets. */
+  const guardedWithMtime = (seconds: number) =>
+    ({ mode: 'guarded', set: { mtime: { seconds, nanoseconds: 0 } } }) as const;
 
-  async function served() {
-    const ground = createScratchFolder();
-    onTestFinished(() => ground[Symbol.dispose]());
-    const server = await startGoNfs({ path: ground.folder, signal: ground.scope.signal });
+  async function startServer() {
+    const scratch = createScratchFolder();
+    onTestFinished(() => scratch[Symbol.dispose]());
+    const server = await startGoNfs({ path: scratch.folder, signal: scratch.scope.signal });
     onTestFinished(() => server[Symbol.asyncDispose]());
     const open = await openExport(server, '/');
     onTestFinished(() => open[Symbol.dispose]());
@@ -30,32 +31,34 @@ describe.skipIf(needs('go-nfs'))('a server without exclusive CREATE', () => {
     return {
       ...open,
       proxy,
-      through: createNfsClient(rpc, systemClock()),
-      on: (name: string) => join(ground.folder, name),
+      proxiedNfs: createNfsClient(rpc, systemClock()),
+      pathOf: (name: string) => join(scratch.folder, name),
     };
   }
 
-  test('answers NOTSUPP and creates nothing; a guarded CREATE then shows who was first', async () => {
-    const { nfs, root, on } = await served();
+  test('answers NOTSUPP and creates nothing; of concurrent guarded CREATEs only one succeeds', async () => {
+    const { nfs, root, pathOf } = await startServer();
     await expect(nfs.create(root, 'file', { mode: 'exclusive', verifier: 7n })).rejects.toMatchObject({
       statusName: 'NOTSUPP',
     });
-    expect(fs.existsSync(on('file'))).toBe(false);
-    const results = await Promise.allSettled([1, 2, 3, 4].map((n) => nfs.create(root, 'file', marked(n))));
-    const refused = results.filter(({ status }) => status === 'rejected');
-    expect(refused).toHaveLength(3);
-    for (const one of refused) expect(one).toMatchObject({ reason: { statusName: 'EXIST' } });
+    expect(fs.existsSync(pathOf('file'))).toBe(false);
+    const results = await Promise.allSettled([1, 2, 3, 4].map((n) => nfs.create(root, 'file', guardedWithMtime(n))));
+    const rejections = results.filter(({ status }) => status === 'rejected');
+    expect(rejections).toHaveLength(3);
+    for (const one of rejections) expect(one).toMatchObject({ reason: { statusName: 'EXIST' } });
   });
 
-  test('after a lost reply our own file is recognised, and the file of another client is not', async () => {
-    const { nfs, through, root, proxy } = await served();
+  test('lets the client recognise its own file after a lost reply, and not take the file of another client', async () => {
+    const { nfs, proxiedNfs, root, proxy } = await startServer();
     proxy.cutReplyTo(create.number);
-    const { attributes } = await through.create(root, 'mine', marked(1_000_001));
+    const { attributes } = await proxiedNfs.create(root, 'mine', guardedWithMtime(1_000_001));
     expect(proxy.statuses).toEqual([0, EXIST]);
     expect(attributes?.mtime).toBe(1_000_001);
-    await nfs.create(root, 'theirs', marked(1_000_002));
+    await nfs.create(root, 'theirs', guardedWithMtime(1_000_002));
     proxy.cutReplyTo(create.number);
-    await expect(through.create(root, 'theirs', marked(1_000_003))).rejects.toThrow('CREATE: NFS3ERR_EXIST');
+    await expect(proxiedNfs.create(root, 'theirs', guardedWithMtime(1_000_003))).rejects.toThrow(
+      'CREATE: NFS3ERR_EXIST',
+    );
     expect(proxy.statuses).toEqual([EXIST, EXIST]);
   });
 });

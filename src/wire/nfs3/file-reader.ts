@@ -1,7 +1,7 @@
 import { Readable } from 'node:stream';
 import type { CallOptions } from '../rpc/client.ts';
 import type { NfsClient } from './client.ts';
-import { type FileHandle, maxTransfer } from './structures.ts';
+import { type FileHandle, maxTransferBytes } from './structures.ts';
 
 export interface FileReaderOptions extends CallOptions {
   readonly start?: number;
@@ -24,13 +24,13 @@ export async function readFully(
   into: Buffer,
   options: CallOptions = {},
 ): Promise<number> {
-  let have = 0;
-  while (have < into.length) {
-    const { count, isEnd } = await client.read(handle, offset + have, into.subarray(have), options);
-    have += count;
+  let filled = 0;
+  while (filled < into.length) {
+    const { count, isEnd } = await client.read(handle, offset + filled, into.subarray(filled), options);
+    filled += count;
     if (isEnd || count === 0) break;
   }
-  return have;
+  return filled;
 }
 
 /** Yields the file's bytes in order, with several READs in flight. */
@@ -39,19 +39,19 @@ export async function* readFile(
   handle: FileHandle,
   options: FileReaderOptions = {},
 ): AsyncGenerator<Buffer, void> {
-  const { size = maxTransfer, ahead = 4, end = Number.MAX_SAFE_INTEGER } = options;
+  const { size = maxTransferBytes, ahead = 4, end = Number.MAX_SAFE_INTEGER } = options;
   let next = options.start ?? 0;
-  const begin = (): { readonly into: Buffer; readonly count: Promise<number> } => {
+  const startRead = (): { readonly into: Buffer; readonly count: Promise<number> } => {
     const into = Buffer.allocUnsafeSlow(Math.min(size, end - next));
     const count = readFully(client, handle, next, into, options);
-    // It is awaited later; until then a failure must not count as unhandled.
+    // The promise is awaited later; until then a failure must not count as an unhandled rejection.
     count.catch(() => undefined);
     next += into.length;
     return { into, count };
   };
-  const queue: ReturnType<typeof begin>[] = [];
+  const queue: ReturnType<typeof startRead>[] = [];
   for (;;) {
-    while (queue.length < ahead && next < end) queue.push(begin());
+    while (queue.length < ahead && next < end) queue.push(startRead());
     const first = queue.shift();
     if (first === undefined) return;
     const count = await first.count;

@@ -7,7 +7,7 @@ import { createFileWriter, createWriteStream } from './file-writer.ts';
 import { NfsError, nfsStatus } from './status.ts';
 
 /** A server that keeps written data in memory until COMMIT, and loses uncommitted data when it restarts. */
-function forgetful(
+function createVolatileServer(
   options: { readonly restartAfter?: readonly number[]; readonly short?: boolean; readonly stable?: boolean } = {},
 ) {
   const disk = new Map<number, number>();
@@ -26,9 +26,9 @@ function forgetful(
       const target = options.stable === true ? disk : memory;
       for (let i = 0; i < count; i++) target.set(offset + i, data[i] as number);
       // The verifier from when the server took the data: the server may restart while the reply is in flight.
-      const taken = verifier;
+      const verifierAtWrite = verifier;
       await new Promise((resolve) => setImmediate(resolve));
-      return { count, committed: options.stable === true ? 2 : 0, verifier: taken, attributes: undefined };
+      return { count, committed: options.stable === true ? 2 : 0, verifier: verifierAtWrite, attributes: undefined };
     },
     commit: async () => {
       for (const [at, byte] of memory) disk.set(at, byte);
@@ -45,7 +45,7 @@ const bytes = (length: number): Buffer => Buffer.from(Array.from({ length }, (_,
 describe('a file writer', () => {
   test('has its data on the disk after a flush, whatever sizes of WRITE the server accepts', async () => {
     for (const short of [false, true]) {
-      const server = forgetful({ short });
+      const server = createVolatileServer({ short });
       const writer = createFileWriter(server.client, handle, { size: 10 });
       await writer.write(0, bytes(95));
       await writer.flush();
@@ -60,7 +60,7 @@ describe('a file writer', () => {
         fc.boolean(),
         fc.integer({ min: 1, max: 64 }),
         async (restartAfter, short, window) => {
-          const server = forgetful({ restartAfter, short });
+          const server = createVolatileServer({ restartAfter, short });
           const writer = createFileWriter(server.client, handle, { size: 8, atOnce: 3, window });
           await writer.write(0, bytes(50));
           await writer.write(50, bytes(100).subarray(50));
@@ -72,7 +72,7 @@ describe('a file writer', () => {
   });
 
   test('does not resend data that the server already has on stable storage', async () => {
-    const server = forgetful({ stable: true });
+    const server = createVolatileServer({ stable: true });
     const writer = createFileWriter(server.client, handle, { size: 10 });
     await writer.write(0, bytes(50));
     server.restart();
@@ -81,17 +81,17 @@ describe('a file writer', () => {
   });
 
   test('reports a write error at the next write or at the flush', async () => {
-    const server = forgetful();
-    const full = new NfsError('WRITE', nfsStatus.NOSPC, false);
-    const client = { ...server.client, write: async () => Promise.reject(full) };
+    const server = createVolatileServer();
+    const noSpaceError = new NfsError('WRITE', nfsStatus.NOSPC, false);
+    const client = { ...server.client, write: async () => Promise.reject(noSpaceError) };
     const writer = createFileWriter(client, handle, { size: 10 });
     await writer.write(0, bytes(10));
-    await expect(writer.flush()).rejects.toBe(full);
-    await expect(writer.write(10, bytes(10))).rejects.toBe(full);
+    await expect(writer.flush()).rejects.toBe(noSpaceError);
+    await expect(writer.write(10, bytes(10))).rejects.toBe(noSpaceError);
   });
 
   test('works as a stream', async () => {
-    const server = forgetful({ restartAfter: [3] });
+    const server = createVolatileServer({ restartAfter: [3] });
     await pipeline(
       Readable.from([bytes(100).subarray(0, 33), bytes(100).subarray(33)]),
       createWriteStream(server.client, handle, { size: 16 }),

@@ -2,7 +2,7 @@ import { Writable } from 'node:stream';
 import { createLimiter } from '#base/limiter.ts';
 import type { CallOptions } from '../rpc/client.ts';
 import type { NfsClient } from './client.ts';
-import { type FileHandle, maxTransfer, stability } from './structures.ts';
+import { type FileHandle, maxTransferBytes, stability } from './structures.ts';
 
 export interface FileWriterOptions extends CallOptions {
   /** Bytes per WRITE: what the server prefers, at most 1 MiB. */
@@ -19,7 +19,7 @@ export interface FileWriterOptions extends CallOptions {
  * passed to `write` must not change before `flush` has ended.
  */
 export interface FileWriter {
-  /** Resolves when there is room for more data, not when these are written. */
+  /** Resolves when there is room for more data, which may be before this data is written. */
   write(offset: number, data: Uint8Array): Promise<void>;
   /** Resolves when all data are on the server's stable storage. */
   flush(): Promise<void>;
@@ -31,16 +31,16 @@ interface PendingWrite {
   verifier: bigint;
 }
 
-const defaultWindow = 32 * 1024 * 1024;
+const defaultWindowBytes = 32 * 1024 * 1024;
 /** Give up on a server that restarts this often during one flush. */
 const maxCommitRounds = 8;
 
 export function createFileWriter(client: NfsClient, handle: FileHandle, options: FileWriterOptions = {}): FileWriter {
-  const { size = maxTransfer, window = defaultWindow } = options;
+  const { size = maxTransferBytes, window = defaultWindowBytes } = options;
   const limit = createLimiter(options.atOnce ?? 16);
   const uncommitted = new Set<PendingWrite>();
   const inFlight = new Set<Promise<void>>();
-  let bytes = 0;
+  let uncommittedBytes = 0;
   let failure: { readonly cause: unknown } | undefined;
 
   /** A server may write fewer bytes than it received, so this repeats the WRITE. */
@@ -48,16 +48,16 @@ export function createFileWriter(client: NfsClient, handle: FileHandle, options:
     let from = 0;
     let isStable = true;
     while (from < piece.data.length) {
-      const rest = piece.data.subarray(from);
+      const remaining = piece.data.subarray(from);
       const { count, committed, verifier } = await client.write(
         handle,
         piece.offset + from,
-        rest,
+        remaining,
         stability.unstable,
         options,
       );
       if (count === 0) throw new Error('the server wrote nothing, and gave no reason');
-      // If a chunk needed several WRITEs, the oldest verifier counts, since those data may be lost.
+      // If a chunk needs several WRITEs, all of them must return the same verifier: otherwise the first data may be lost.
       if (from === 0) piece.verifier = verifier;
       else if (verifier !== piece.verifier) {
         from = 0;
@@ -70,18 +70,18 @@ export function createFileWriter(client: NfsClient, handle: FileHandle, options:
   }
 
   function forget(piece: PendingWrite): void {
-    if (uncommitted.delete(piece)) bytes -= piece.data.length;
+    if (uncommitted.delete(piece)) uncommittedBytes -= piece.data.length;
   }
 
   function start(piece: PendingWrite): Promise<void> {
-    const work = limit
+    const write = limit
       .run(() => send(piece))
       .catch((cause: unknown) => {
         failure ??= { cause };
       });
-    inFlight.add(work);
-    void work.then(() => inFlight.delete(work));
-    return work;
+    inFlight.add(write);
+    void write.then(() => inFlight.delete(write));
+    return write;
   }
 
   async function waitForWrites(): Promise<void> {
@@ -95,12 +95,12 @@ export function createFileWriter(client: NfsClient, handle: FileHandle, options:
       if (uncommitted.size === 0) return;
       if (round === maxCommitRounds) throw new Error('the server lost uncommitted data again and again');
       const { verifier } = await client.commit(handle, 0, 0, options);
-      const uncommittedByRestart: PendingWrite[] = [];
+      const lostWrites: PendingWrite[] = [];
       for (const piece of uncommitted) {
         if (piece.verifier === verifier) forget(piece);
-        else uncommittedByRestart.push(piece);
+        else lostWrites.push(piece);
       }
-      for (const piece of uncommittedByRestart) void start(piece);
+      for (const piece of lostWrites) void start(piece);
     }
   }
 
@@ -109,10 +109,10 @@ export function createFileWriter(client: NfsClient, handle: FileHandle, options:
     write: async (offset, data) => {
       for (let from = 0; from < data.length; from += size) {
         if (failure !== undefined) throw failure.cause;
-        if (bytes >= window) await flush();
+        if (uncommittedBytes >= window) await flush();
         const piece: PendingWrite = { offset: offset + from, data: data.subarray(from, from + size), verifier: 0n };
         uncommitted.add(piece);
-        bytes += piece.data.length;
+        uncommittedBytes += piece.data.length;
         void start(piece);
       }
     },
@@ -126,18 +126,18 @@ export function createWriteStream(
   options: FileWriterOptions & { readonly start?: number } = {},
 ): Writable {
   const writer = createFileWriter(client, handle, options);
-  let at = options.start ?? 0;
-  const settle = (work: Promise<void>, done: (error?: Error | null) => void): void => {
+  let offset = options.start ?? 0;
+  const callBack = (work: Promise<void>, done: (error?: Error | null) => void): void => {
     work.then(() => done(), done);
   };
   return new Writable({
-    highWaterMark: options.size ?? maxTransfer,
+    highWaterMark: options.size ?? maxTransferBytes,
     // Uncommitted data must not change; the chunks of a stream belong to its consumer.
     write: (chunk: Buffer, _encoding, done) => {
-      const from = at;
-      at += chunk.length;
-      settle(writer.write(from, chunk), done);
+      const from = offset;
+      offset += chunk.length;
+      callBack(writer.write(from, chunk), done);
     },
-    final: (done) => settle(writer.flush(), done),
+    final: (done) => callBack(writer.flush(), done),
   });
 }

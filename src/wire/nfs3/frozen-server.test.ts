@@ -34,10 +34,10 @@ describe.skipIf(needs('root', 'ganesha'))('a frozen server', () => {
     await it.frozen(() =>
       expect(it.nfs.create(it.directory, 'mine', exclusive, { deadlineMs: 200 })).rejects.toMatchObject(unknown),
     );
-    // Ganesha works on both at once: in between there is a file that has no verifier yet.
-    const again = (): Promise<unknown> =>
+    // Ganesha executes both calls at the same time: for a moment the file has no verifier yet.
+    const createAgain = (): Promise<unknown> =>
       it.nfs.create(it.directory, 'mine', exclusive).then(({ handle }) => it.nfs.getattr(handle), String);
-    await expect.poll(again).toMatchObject({ type: fileType.regular, size: 0 });
+    await expect.poll(createAgain).toMatchObject({ type: fileType.regular, size: 0 });
     expect(fs.readdirSync(it.folder)).toEqual(['mine']);
     await expect(it.nfs.create(it.directory, 'mine', { ...exclusive, verifier: 1n })).rejects.toThrow('NFS3ERR_EXIST');
   });
@@ -48,19 +48,19 @@ describe.skipIf(needs('root', 'ganesha'))('a frozen server', () => {
     const nfs = createNfsClient(rpc, systemClock());
     const names = Array.from({ length: 40 }, (_, i) => `sub-${i}`);
     for (const name of names) fs.mkdirSync(it.on(name));
-    const found = (name: string) => nfs.lookup(it.directory, name).then(({ attributes }) => attributes?.fileId);
-    await found('sub-0');
-    let patient: Promise<unknown> | undefined;
+    const fileIdOf = (name: string) => nfs.lookup(it.directory, name).then(({ attributes }) => attributes?.fileId);
+    await fileIdOf('sub-0');
+    let callWithoutDeadline: Promise<unknown> | undefined;
     await it.frozen(async () => {
-      const late = names.map((name) => nfs.lookup(it.directory, name, { deadlineMs: 150 }));
-      patient = found('sub-7');
-      const results = await Promise.allSettled(late);
+      const lateCalls = names.map((name) => nfs.lookup(it.directory, name, { deadlineMs: 150 }));
+      callWithoutDeadline = fileIdOf('sub-7');
+      const results = await Promise.allSettled(lateCalls);
       expect(results.map(({ status }) => status)).toEqual(names.map(() => 'rejected'));
     });
     const inode = (name: string): bigint => BigInt(fs.statSync(it.on(name)).ino);
-    expect(await Promise.all(names.toReversed().map(found))).toEqual(names.toReversed().map(inode));
-    expect(await patient).toBe(inode('sub-7'));
-    // All of them by the connection on which the late ones came.
+    expect(await Promise.all(names.toReversed().map(fileIdOf))).toEqual(names.toReversed().map(inode));
+    expect(await callWithoutDeadline).toBe(inode('sub-7'));
+    // All replies came on the connection of the late replies.
     expect(proxy.connections).toBe(1);
     expect(rpc.pending).toBe(0);
   });
@@ -69,10 +69,10 @@ describe.skipIf(needs('root', 'ganesha'))('a frozen server', () => {
     const own = await startOwnServer();
     const { nfs, root } = await own.mount();
     await it.frozen(async () => {
-      const stuck = it.nfs.getattr(it.directory, { deadlineMs: 500 });
-      stuck.catch(() => undefined);
+      const pendingGetattr = it.nfs.getattr(it.directory, { deadlineMs: 500 });
+      pendingGetattr.catch(() => undefined);
       for (let i = 0; i < 100; i++) await nfs.getattr(root, { deadlineMs: 5_000 });
-      await expect(stuck).rejects.toMatchObject(unknown);
+      await expect(pendingGetattr).rejects.toMatchObject(unknown);
     });
   });
 
@@ -91,7 +91,7 @@ describe.skipIf(needs('root', 'ganesha'))('a frozen server', () => {
       expect(usedMemoryMib() - before).toBeLessThan(8);
       for (const { status } of await all) expect(status).toBe('rejected');
       expect(rpc.pending).toBe(0);
-      // The memory is the caller's again: what he does with it must not go to the server.
+      // The caller may reuse the memory now, and its new contents must not be sent to the server.
       data.fill(2);
     });
     for (let i = 0; i < 100; i++) await nfs.getattr(handle);
@@ -104,8 +104,8 @@ describe.skipIf(needs('root', 'ganesha'))('a frozen server', () => {
 describe.skipIf(needs('root', 'ganesha'))('a server that is killed and restarts', () => {
   const it = exportedByGanesha();
 
-  /** Its verifier is the second it started in. */
-  async function restarted(meanwhile: () => void): Promise<void> {
+  /** Ganesha's verifier is its start time in seconds, so this waits for the next second. */
+  async function restartServer(meanwhile: () => void): Promise<void> {
     await it.server.kill();
     const killedIn = Math.floor(Date.now() / 1000);
     meanwhile();
@@ -113,17 +113,17 @@ describe.skipIf(needs('root', 'ganesha'))('a server that is killed and restarts'
     await it.server.restart();
   }
 
-  test('gets all data again that it lost before a COMMIT', async () => {
+  test('gets the data that it lost before a COMMIT again', async () => {
     const { handle } = await it.nfs.create(it.directory, 'file', { mode: 'guarded', set: {} });
     const data = randomBytes(12 * mib + 5);
     const writer = createFileWriter(it.nfs, handle, { atOnce: 4 });
     await writer.write(0, data.subarray(0, 6 * mib));
-    // Some of them answered, some under way.
+    // Some WRITEs were answered, others are in flight.
     await expect.poll(() => fs.statSync(it.on('file')).size).toBeGreaterThan(mib);
-    // With the power the kernel would have lost it, too.
-    const back = restarted(() => fs.truncateSync(it.on('file')));
+    // Simulates a power failure, in which the kernel would lose the data, too.
+    const restarting = restartServer(() => fs.truncateSync(it.on('file')));
     await writer.write(6 * mib, data.subarray(6 * mib));
-    await back;
+    await restarting;
     await writer.flush();
     expect(fs.readFileSync(it.on('file')).equals(data)).toBe(true);
   });
@@ -135,19 +135,19 @@ describe.skipIf(needs('root', 'ganesha'))('a server that is killed and restarts'
     onTestFinished(() => void stream.destroy());
     for (let i = 0; i < 3; i++) await new Promise((done) => stream.write(data.subarray(i * mib, (i + 1) * mib), done));
     await expect.poll(() => fs.statSync(it.on('file')).size).toBe(3 * mib);
-    await restarted(() => fs.truncateSync(it.on('file')));
+    await restartServer(() => fs.truncateSync(it.on('file')));
     await new Promise<void>((done) => stream.end(data.subarray(3 * mib), () => done()));
     expect(fs.readFileSync(it.on('file')).equals(data)).toBe(true);
   });
 
   test('answers the calls that were pending when it was killed', async () => {
     await it.server.freeze();
-    const made = it.nfs.mkdir(it.directory, 'sub', { mode: 0o700 });
-    const written = it.nfs.setattr(it.directory, { mode: 0o711 });
-    await Promise.race([made, written, delay(50)]);
+    const pendingMkdir = it.nfs.mkdir(it.directory, 'sub', { mode: 0o700 });
+    const pendingSetattr = it.nfs.setattr(it.directory, { mode: 0o711 });
+    await Promise.race([pendingMkdir, pendingSetattr, delay(50)]);
     await it.server.restart();
-    const { attributes } = await made;
-    await written;
+    const { attributes } = await pendingMkdir;
+    await pendingSetattr;
     expect(attributes).toMatchObject({ type: fileType.directory, mode: 0o700 });
     expect(fs.statSync(it.folder).mode & 0o777).toBe(0o711);
   });

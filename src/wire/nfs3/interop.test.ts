@@ -20,10 +20,10 @@ import { type Attributes, type EntryPlus, type FileHandle, fileType, nameOf, sta
 
 const seconds = (ms: number): number => Math.floor(ms / 1000);
 const text = (bytes: Text): string => Buffer.from(bytes as Uint8Array).toString('latin1');
-/** What an ordinary user, with no rights of his own on the folder, is called here. */
+/** The id of an ordinary user without permissions on the folder. */
 const otherUser = 4321;
 
-async function everything(
+async function listAll(
   client: Pick<NfsClient, 'readdirplus' | 'readdir'>,
   directory: FileHandle,
   bytes?: number,
@@ -33,7 +33,7 @@ async function everything(
   return all;
 }
 
-/** What the protocol says about a file must be what the kernel says about it. */
+/** Expects that the attributes from the server equal those from the kernel. */
 function expectSame(attributes: Attributes, stat: Stats): void {
   expect(attributes).toMatchObject({
     mode: stat.mode & 0o7777,
@@ -50,7 +50,7 @@ function expectSame(attributes: Attributes, stat: Stats): void {
 }
 
 const kinds = [
-  { kind: 'ext4', mount: (ground: ScratchFolder, at: string) => mountImage(ground.image('disk', 256, 'ext4'), at) },
+  { kind: 'ext4', mount: (scratch: ScratchFolder, at: string) => mountImage(scratch.image('disk', 256, 'ext4'), at) },
   {
     kind: 'tmpfs',
     mount: (_: ScratchFolder, at: string) =>
@@ -59,66 +59,66 @@ const kinds = [
 ] as const;
 
 describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('ganesha on $kind', ({ mount }) => {
-  let ground: ScratchFolder;
+  let scratch: ScratchFolder;
   let server: NfsServer;
   let open: OpenExport;
   let nfs: NfsClient;
-  /** Of the export; of the folder in it that each test has for itself. */
+  /** The path of the file system with the exports, and of the folder of the current test. */
   let disk: string;
   let folder: string;
   let directory: FileHandle;
   let count = 0;
 
-  const exported = (tag: string): string => join(disk, tag);
-  const on = (name: string): string => join(folder, name);
+  const exportPath = (tag: string): string => join(disk, tag);
+  const pathOf = (name: string): string => join(folder, name);
   const create = async (name: Text, mode = 0o644): Promise<FileHandle> =>
     (await nfs.create(directory, name, { mode: 'guarded', set: { mode } })).handle;
 
   beforeAll(async () => {
-    ground = createScratchFolder();
-    disk = join(ground.folder, 'exported');
+    scratch = createScratchFolder();
+    disk = join(scratch.folder, 'exported');
     fs.mkdirSync(disk);
-    mount(ground, disk);
+    mount(scratch, disk);
     const exports: readonly [GaneshaExport, ...GaneshaExport[]] = [
-      { tag: 'rw', path: exported('rw') },
-      { tag: 'ro', path: exported('ro'), readOnly: true },
-      { tag: 'squash', path: exported('squash'), squash: 'root' },
-      { tag: 'low', path: exported('low'), privilegedPort: true },
+      { tag: 'rw', path: exportPath('rw') },
+      { tag: 'ro', path: exportPath('ro'), readOnly: true },
+      { tag: 'squash', path: exportPath('squash'), squash: 'root' },
+      { tag: 'low', path: exportPath('low'), privilegedPort: true },
     ];
     for (const { path } of exports) fs.mkdirSync(path);
-    fs.mkdirSync(join(exported('squash'), 'for-all'));
-    fs.chmodSync(join(exported('squash'), 'for-all'), 0o777);
-    server = await startGanesha({ exports, signal: ground.scope.signal });
-    open = await openExport(server, exported('rw'));
+    fs.mkdirSync(join(exportPath('squash'), 'for-all'));
+    fs.chmodSync(join(exportPath('squash'), 'for-all'), 0o777);
+    server = await startGanesha({ exports, signal: scratch.scope.signal });
+    open = await openExport(server, exportPath('rw'));
     ({ nfs } = open);
   });
   afterAll(async () => {
     open?.[Symbol.dispose]();
     await server?.[Symbol.asyncDispose]();
-    ground?.[Symbol.dispose]();
+    scratch?.[Symbol.dispose]();
   });
   beforeEach(async () => {
     const name = `test-${++count}`;
-    folder = join(exported('rw'), name);
+    folder = join(exportPath('rw'), name);
     ({ handle: directory } = await nfs.mkdir(open.root, name, { mode: 0o755 }));
   });
 
   describe('MOUNT', () => {
     test('an export is mounted by its path and by its tag, listed, and unmounted', async () => {
-      using mounting = rpcTo(server.host, server.mountPort, { identity: user(0) });
-      const byPath = await mounting.call(mnt, exported('rw'));
+      using mountRpc = rpcTo(server.host, server.mountPort, { identity: user(0) });
+      const byPath = await mountRpc.call(mnt, exportPath('rw'));
       expect(byPath.flavors).toContain(1);
-      expect((await mounting.call(mnt, 'rw')).handle).toEqual(byPath.handle);
-      const paths = (await mounting.call(listExports, undefined)).map(({ path }) => path);
-      expect(paths.toSorted()).toEqual(['low', 'ro', 'rw', 'squash'].map(exported));
-      await mounting.call(unmnt, exported('rw'));
-      expectSame(await nfs.getattr(byPath.handle), fs.statSync(exported('rw')));
+      expect((await mountRpc.call(mnt, 'rw')).handle).toEqual(byPath.handle);
+      const paths = (await mountRpc.call(listExports, undefined)).map(({ path }) => path);
+      expect(paths.toSorted()).toEqual(['low', 'ro', 'rw', 'squash'].map(exportPath));
+      await mountRpc.call(unmnt, exportPath('rw'));
+      expectSame(await nfs.getattr(byPath.handle), fs.statSync(exportPath('rw')));
     });
 
-    // To ganesha, what is not there is forbidden too: only the list of exports tells which.
+    // Ganesha returns ACCES also for paths that do not exist.
     test('a path that is not exported is refused', async () => {
-      using mounting = rpcTo(server.host, server.mountPort, { identity: user(0) });
-      await expect(mounting.call(mnt, '/no/such')).rejects.toMatchObject({ name: 'MountError', statusName: 'ACCES' });
+      using mountRpc = rpcTo(server.host, server.mountPort, { identity: user(0) });
+      await expect(mountRpc.call(mnt, '/no/such')).rejects.toMatchObject({ name: 'MountError', statusName: 'ACCES' });
     });
   });
 
@@ -136,36 +136,36 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
     });
 
     test('GETATTR and LOOKUP return the same as the kernel, for every kind of file', async () => {
-      fs.writeFileSync(on('regular'), 'twelve bytes', { mode: 0o640 });
-      fs.mkdirSync(on('directory'), { mode: 0o711 });
-      fs.symlinkSync('regular', on('link'));
-      const made = seconds(fs.lstatSync(on('link')).mtimeMs);
-      execFileSync('mkfifo', [on('fifo')]);
-      execFileSync('mknod', [on('character'), 'c', '1', '3']);
-      execFileSync('mknod', [on('block'), 'b', '7', '0']);
-      const listening = createServer().listen(on('socket'));
+      fs.writeFileSync(pathOf('regular'), 'twelve bytes', { mode: 0o640 });
+      fs.mkdirSync(pathOf('directory'), { mode: 0o711 });
+      fs.symlinkSync('regular', pathOf('link'));
+      const made = seconds(fs.lstatSync(pathOf('link')).mtimeMs);
+      execFileSync('mkfifo', [pathOf('fifo')]);
+      execFileSync('mknod', [pathOf('character'), 'c', '1', '3']);
+      execFileSync('mknod', [pathOf('block'), 'b', '7', '0']);
+      const socketServer = createServer().listen(pathOf('socket'));
       for (const name of Object.keys(fileType) as (keyof typeof fileType)[]) {
         const { handle, attributes } = await nfs.lookup(directory, name);
         expect(attributes).toEqual(await nfs.getattr(handle));
         expect(attributes?.type).toBe(fileType[name]);
-        const now = fs.lstatSync(on(name));
-        // To follow a link changes when it was read last, also when it is the server who looks where it leads.
+        const now = fs.lstatSync(pathOf(name));
+        // Reading a link changes its atime, also when the server reads it.
         const read = seconds(now.atimeMs);
         if (name === 'link') expect(attributes?.atime).toSatisfy((told: number) => made <= told && told <= read);
         const atime = name === 'link' ? read : attributes?.atime;
         expectSame({ ...attributes, atime } as Attributes, now);
       }
       expect(await nfs.lookup(directory, 'character')).toMatchObject({ attributes: { major: 1, minor: 3 } });
-      listening.close();
+      socketServer.close();
     });
 
-    test('READDIR and READDIRPLUS give thousands of entries once each, in pages of any size', async () => {
+    test('READDIR and READDIRPLUS return each of thousands of entries once, in pages of any size', async () => {
       const names = Array.from({ length: 3000 }, (_, i) => `entry-${i}-${'x'.repeat(i % 200)}`);
-      for (const name of names) fs.writeFileSync(on(name), '');
-      const withAttributes = await everything(nfs, directory);
+      for (const name of names) fs.writeFileSync(pathOf(name), '');
+      const withAttributes = await listAll(nfs, directory);
       expect(withAttributes.map(({ name }) => name).toSorted()).toEqual(names.toSorted());
       for (const { name, fileId, attributes, handle } of withAttributes.slice(0, 20)) {
-        expect(fileId).toBe(BigInt(fs.statSync(on(name)).ino));
+        expect(fileId).toBe(BigInt(fs.statSync(pathOf(name)).ino));
         expect(attributes?.fileId).toBe(fileId);
         expect(await nfs.getattr(handle as FileHandle)).toMatchObject({ fileId });
       }
@@ -180,23 +180,23 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
           ({ verifier, isEnd } = page);
         }
         expect(pages.filter((i) => i >= 0).toSorted((a, b) => a - b)).toEqual(names.map((_, i) => i));
-        expect(await everything(nfs, directory, bytes)).toHaveLength(names.length);
+        expect(await listAll(nfs, directory, bytes)).toHaveLength(names.length);
       }
     });
   });
 
   describe('names', () => {
-    const odd = {
+    const unusualNames = {
       'of 255 bytes': Buffer.from('n'.repeat(255)),
       'of 255 bytes in 85 characters': Buffer.from('語'.repeat(85)),
       'that are not UTF-8': Buffer.from([0x66, 0xff, 0xfe, 0x80, 0x2e]),
       'with the replacement character itself': Buffer.from('a\ufffdb'),
       'that end a line': Buffer.from('a\n\\b '),
     };
-    test.each(Object.entries(odd))('%s are listed as they were created', async (_, bytes) => {
+    test.each(Object.entries(unusualNames))('%s are listed as they were created', async (_, bytes) => {
       const handle = await create(bytes);
       expect(fs.readdirSync(folder, { encoding: 'buffer' }).map(text)).toEqual([text(bytes)]);
-      const [entry] = await everything(nfs, directory);
+      const [entry] = await listAll(nfs, directory);
       expect(text(Buffer.from(nameOf(entry as EntryPlus) as Uint8Array))).toBe(text(bytes));
       const { handle: found } = await nfs.lookup(directory, nameOf(entry as EntryPlus));
       expect(await nfs.getattr(found)).toEqual(await nfs.getattr(handle));
@@ -224,10 +224,10 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
         atime: { seconds: 1_000_000_000, nanoseconds: 123_456_789 },
         mtime: { seconds: 2_000_000_000, nanoseconds: 987_654_321 },
       });
-      const { atimeNs, mtimeNs, ...stat } = fs.statSync(on('file'), { bigint: true });
+      const { atimeNs, mtimeNs, ...stat } = fs.statSync(pathOf('file'), { bigint: true });
       expect([stat.uid, stat.gid, stat.size]).toEqual([4_000_000_000n, 77n, 12_345n]);
       expect([atimeNs, mtimeNs]).toEqual([1_000_000_000_123_456_789n, 2_000_000_000_987_654_321n]);
-      expectSame(await nfs.getattr(handle), fs.statSync(on('file')));
+      expectSame(await nfs.getattr(handle), fs.statSync(pathOf('file')));
       const before = seconds(Date.now());
       await nfs.setattr(handle, { mtime: 'now' });
       const { mtime, atime } = await nfs.getattr(handle);
@@ -240,7 +240,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
       const ifChangedAt = { seconds: ctime, nanoseconds: ctimeNs };
       await nfs.setattr(handle, { mode: 0o600 }, { ifChangedAt });
       await expect(nfs.setattr(handle, { mode: 0o777 }, { ifChangedAt })).rejects.toThrow('SETATTR: NFS3ERR_NOT_SYNC');
-      expect(fs.statSync(on('file')).mode & 0o7777).toBe(0o600);
+      expect(fs.statSync(pathOf('file')).mode & 0o7777).toBe(0o600);
     });
 
     test('CREATE: unchecked accepts an existing file, guarded does not', async () => {
@@ -249,11 +249,11 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
         set: { mode: 0o640, uid: 12, gid: 34 },
       });
       expect(attributes).toMatchObject({ type: fileType.regular, mode: 0o640, uid: 12, gid: 34, size: 0 });
-      fs.writeFileSync(on('file'), 'content');
+      fs.writeFileSync(pathOf('file'), 'content');
       expect((await nfs.create(directory, 'file', { mode: 'unchecked', set: {} })).handle).toEqual(handle);
-      expect(fs.readFileSync(on('file'), 'utf8')).toBe('content');
+      expect(fs.readFileSync(pathOf('file'), 'utf8')).toBe('content');
       await nfs.create(directory, 'file', { mode: 'unchecked', set: { size: 0 } });
-      expect(fs.statSync(on('file')).size).toBe(0);
+      expect(fs.statSync(pathOf('file')).size).toBe(0);
       await expect(create('file')).rejects.toThrow('CREATE: NFS3ERR_EXIST');
     });
 
@@ -271,7 +271,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
     test('MKDIR, RMDIR and REMOVE', async () => {
       const { handle, attributes } = await nfs.mkdir(directory, 'sub', { mode: 0o2750, uid: 5, gid: 6 });
       expect(attributes).toMatchObject({ type: fileType.directory, uid: 5, gid: 6 });
-      expectSame(await nfs.getattr(handle), fs.statSync(on('sub')));
+      expectSame(await nfs.getattr(handle), fs.statSync(pathOf('sub')));
       await expect(nfs.mkdir(directory, 'sub', {})).rejects.toThrow('MKDIR: NFS3ERR_EXIST');
       await nfs.create(handle, 'file', { mode: 'guarded', set: {} });
       await expect(nfs.rmdir(directory, 'sub')).rejects.toThrow('RMDIR: NFS3ERR_NOTEMPTY');
@@ -290,7 +290,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
         const { handle, attributes } = await nfs.symlink(directory, `link-${i}`, target, { uid: 9 });
         expect(attributes?.type).toBe(fileType.link);
         const bytes = Buffer.from(target as Uint8Array);
-        expect(fs.readlinkSync(on(`link-${i}`), { encoding: 'buffer' })).toEqual(bytes);
+        expect(fs.readlinkSync(pathOf(`link-${i}`), { encoding: 'buffer' })).toEqual(bytes);
         expect(Buffer.from((await nfs.readlink(handle)) as Uint8Array)).toEqual(bytes);
       }
       await expect(nfs.symlink(directory, 'link-0', 'x', {})).rejects.toThrow('SYMLINK: NFS3ERR_EXIST');
@@ -304,24 +304,26 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
       await make('socket', fileType.socket);
       await make('null', fileType.character, { major: 1, minor: 3 });
       await make('loop', fileType.block, { major: 7, minor: 300 });
-      const stats = ['fifo', 'socket', 'null', 'loop'].map((name) => fs.lstatSync(on(name)));
+      const stats = ['fifo', 'socket', 'null', 'loop'].map((name) => fs.lstatSync(pathOf(name)));
       expect(
         stats.map((stat) => [stat.isFIFO(), stat.isSocket(), stat.isCharacterDevice(), stat.isBlockDevice()]),
       ).toEqual([0, 1, 2, 3].map((i) => [0, 1, 2, 3].map((j) => i === j)));
       expect(stats.map(({ mode }) => mode & 0o777)).toEqual([0o620, 0o620, 0o620, 0o620]);
       expect((await nfs.lookup(directory, 'loop')).attributes).toMatchObject({ major: 7, minor: 300 });
-      expect(execFileSync('stat', ['-c', '%t,%T', on('null'), on('loop')], { encoding: 'utf8' })).toBe('1,3\n7,12c\n');
+      expect(execFileSync('stat', ['-c', '%t,%T', pathOf('null'), pathOf('loop')], { encoding: 'utf8' })).toBe(
+        '1,3\n7,12c\n',
+      );
     });
 
     test('RENAME moves between directories and over files, not over directories with entries', async () => {
       const { handle: sub } = await nfs.mkdir(directory, 'sub', {});
       const handle = await create('a');
       await create('b');
-      fs.writeFileSync(on('a'), 'from a');
+      fs.writeFileSync(pathOf('a'), 'from a');
       await nfs.rename({ directory, name: 'a' }, { directory: sub, name: 'b' });
       await nfs.rename({ directory: sub, name: 'b' }, { directory, name: 'b' });
       expect(fs.readdirSync(folder).toSorted()).toEqual(['b', 'sub']);
-      expect(fs.readFileSync(on('b'), 'utf8')).toBe('from a');
+      expect(fs.readFileSync(pathOf('b'), 'utf8')).toBe('from a');
       expect((await nfs.lookup(directory, 'b')).handle).toEqual(handle);
       await expect(nfs.rename({ directory, name: 'a' }, { directory, name: 'c' })).rejects.toThrow(
         'RENAME: NFS3ERR_NOENT',
@@ -336,7 +338,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
     test('LINK gives a file a second name', async () => {
       const handle = await create('one');
       await nfs.link(handle, { directory, name: 'two' });
-      expect(fs.statSync(on('two')).ino).toBe(fs.statSync(on('one')).ino);
+      expect(fs.statSync(pathOf('two')).ino).toBe(fs.statSync(pathOf('one')).ino);
       expect((await nfs.getattr(handle)).links).toBe(2);
       await expect(nfs.link(handle, { directory, name: 'two' })).rejects.toThrow('LINK: NFS3ERR_EXIST');
       await nfs.remove(directory, 'one');
@@ -354,15 +356,15 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
       expect((await nfs.commit(handle, 0, 0)).verifier).toBe(verifier);
       expect(
         fs
-          .readFileSync(on('file'))
+          .readFileSync(pathOf('file'))
           .subarray(length === 0 ? 0 : 7)
           .equals(data),
       ).toBe(true);
-      const into = Buffer.alloc(length + 5, 0xee);
-      const { count: read, isEnd, attributes } = await nfs.read(handle, 7, into);
+      const destination = Buffer.alloc(length + 5, 0xee);
+      const { count: read, isEnd, attributes } = await nfs.read(handle, 7, destination);
       expect([read, isEnd, attributes?.size]).toEqual([length, true, length === 0 ? 0 : length + 7]);
-      expect(into.subarray(0, length).equals(data)).toBe(true);
-      expect(into.subarray(length)).toEqual(Buffer.alloc(5, 0xee));
+      expect(destination.subarray(0, length).equals(data)).toBe(true);
+      expect(destination.subarray(length)).toEqual(Buffer.alloc(5, 0xee));
     });
 
     test('sixteen concurrent reads and writes do not mix', async () => {
@@ -371,9 +373,9 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
       const starts = pieces.map((_, i) => pieces.slice(0, i).reduce((sum, piece) => sum + piece.length, 0));
       await Promise.all(pieces.map((data, i) => nfs.write(handle, starts[i] as number, data, stability.unstable)));
       await nfs.commit(handle, 0, 0);
-      expect(fs.readFileSync(on('file')).equals(Buffer.concat(pieces))).toBe(true);
+      expect(fs.readFileSync(pathOf('file')).equals(Buffer.concat(pieces))).toBe(true);
       const read = pieces.map(({ length }) => Buffer.alloc(length));
-      await Promise.all(read.map((into, i) => nfs.read(handle, starts[i] as number, into)));
+      await Promise.all(read.map((destination, i) => nfs.read(handle, starts[i] as number, destination)));
       expect(Buffer.concat(read).equals(Buffer.concat(pieces))).toBe(true);
     });
 
@@ -384,10 +386,10 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
         stability.fileSync,
       );
       expect((await nfs.getattr(handle)).size).toBe(offset + 3);
-      const into = Buffer.alloc(8);
-      expect(await nfs.read(handle, offset - 2, into)).toMatchObject({ count: 5, isEnd: true });
-      expect(into.toString()).toBe('\0\0far\0\0\0');
-      expect(await nfs.read(handle, offset + 100, into)).toMatchObject({ count: 0, isEnd: true });
+      const destination = Buffer.alloc(8);
+      expect(await nfs.read(handle, offset - 2, destination)).toMatchObject({ count: 5, isEnd: true });
+      expect(destination.toString()).toBe('\0\0far\0\0\0');
+      expect(await nfs.read(handle, offset + 100, destination)).toMatchObject({ count: 0, isEnd: true });
     });
 
     test('DATA_SYNC is answered with at least DATA_SYNC', async () => {
@@ -437,19 +439,19 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
     });
 
     test('a read-only export answers ROFS to every change', async () => {
-      fs.writeFileSync(join(exported('ro'), 'there'), 'there');
+      fs.writeFileSync(join(exportPath('ro'), 'there'), 'there');
       using readOnly = await openExport(server, 'ro');
       const { nfs: client, root } = readOnly;
       const { handle } = await client.lookup(root, 'there');
-      const into = Buffer.alloc(5);
-      await client.read(handle, 0, into);
-      expect(into.toString()).toBe('there');
+      const destination = Buffer.alloc(5);
+      await client.read(handle, 0, destination);
+      expect(destination.toString()).toBe('there');
       const changes = {
         CREATE: () => client.create(root, 'x', { mode: 'guarded', set: {} }),
         MKDIR: () => client.mkdir(root, 'x', {}),
         SYMLINK: () => client.symlink(root, 'x', 'y', {}),
         MKNOD: () => client.mknod({ directory: root, name: 'x', type: fileType.fifo, set: {} }),
-        WRITE: () => client.write(handle, 0, into, stability.fileSync),
+        WRITE: () => client.write(handle, 0, destination, stability.fileSync),
         SETATTR: () => client.setattr(handle, { mode: 0 }),
         REMOVE: () => client.remove(root, 'there'),
         RMDIR: () => client.rmdir(root, 'there'),
@@ -459,15 +461,18 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
       for (const [name, change] of Object.entries(changes)) {
         await expect(change(), name).rejects.toThrow(`${name}: NFS3ERR_ROFS`);
       }
-      expect(fs.readdirSync(exported('ro'))).toEqual(['there']);
+      expect(fs.readdirSync(exportPath('ro'))).toEqual(['there']);
     });
 
     test('an export for privileged ports accepts us from one, and denies other ports', async () => {
-      using high = await openExport(server, 'low');
-      await expect(high.nfs.getattr(high.root)).rejects.toMatchObject({ name: 'RpcError', failure: 'denied' });
-      // One that is taken is no reason to give up: the next attempt is from another.
-      using low = await openExport(server, 'low', { localPort: () => randomInt(512, 1024), dialRounds: 10 });
-      expectSame(await low.nfs.getattr(low.root), fs.statSync(exported('low')));
+      using unprivileged = await openExport(server, 'low');
+      await expect(unprivileged.nfs.getattr(unprivileged.root)).rejects.toMatchObject({
+        name: 'RpcError',
+        failure: 'denied',
+      });
+      // If a port is in use, the next attempt uses another one.
+      using privileged = await openExport(server, 'low', { localPort: () => randomInt(512, 1024), dialRounds: 10 });
+      expectSame(await privileged.nfs.getattr(privileged.root), fs.statSync(exportPath('low')));
     });
   });
 
@@ -487,12 +492,12 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
       const handle = await create('file');
       const { verifier } = await nfs.write(handle, 0, Buffer.from('before'), stability.unstable);
       await server.kill();
-      // Its verifier is the second it started in.
+      // Ganesha's verifier is its start time in seconds.
       const killedIn = seconds(Date.now());
       await expect.poll(() => seconds(Date.now()), { timeout: 5000 }).toBeGreaterThan(killedIn);
       await server.restart();
-      const again = await nfs.commit(handle, 0, 0);
-      expect(again.verifier).not.toBe(verifier);
+      const commitAfterRestart = await nfs.commit(handle, 0, 0);
+      expect(commitAfterRestart.verifier).not.toBe(verifier);
       expect((await nfs.getattr(directory)).type).toBe(fileType.directory);
     });
 
@@ -505,7 +510,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
     });
   });
 
-  test('a frozen server: the deadline passes, and the server executes the call later', async () => {
+  test('a frozen server executes a call after its deadline', async () => {
     await server.freeze();
     try {
       await expect(nfs.mkdir(directory, 'late', {}, { deadlineMs: 200 })).rejects.toMatchObject({

@@ -14,7 +14,7 @@ test('the example of the README works without the repository, with only the file
   const own = await startOwnServer({ path: '/export' });
   const notes = join(own.directory, 'notes.txt');
   writeFileSync(notes, 'to be read\n');
-  // By whomever the example says it is.
+  // Readable for the user of the example.
   chmodSync(notes, 0o644);
   chmodSync(own.directory, 0o755);
 

@@ -19,8 +19,10 @@ const handle = new Uint8Array(8);
 
 type Answer = { readonly entries: readonly EntryPlus[]; readonly isEnd: boolean; readonly verifier: bigint };
 
-/** Answers as the script says. */
-function scripted(answer: (args: ReaddirArgs, call: number) => Answer): Pick<NfsClient, 'readdirplus' | 'readdir'> {
+/** A client whose replies come from `answer`. */
+function scriptedClient(
+  answer: (args: ReaddirArgs, call: number) => Answer,
+): Pick<NfsClient, 'readdirplus' | 'readdir'> {
   let calls = 0;
   const next = async (args: ReaddirArgs): Promise<Answer> => answer(args, ++calls);
   return { readdirplus: next, readdir: next };
@@ -29,7 +31,7 @@ function scripted(answer: (args: ReaddirArgs, call: number) => Answer): Pick<Nfs
 const names = async (client: Pick<NfsClient, 'readdirplus' | 'readdir'>): Promise<string[]> =>
   (await Array.fromAsync(listDirectory(client, handle))).flat().map(({ name }) => name);
 
-/** A directory of that many, in pages. */
+/** A directory with `count` entries, in pages. */
 const directory =
   (count: number, perPage: number) =>
   (args: ReaddirArgs): Answer => {
@@ -42,17 +44,17 @@ const directory =
 
 describe('listing a directory', () => {
   test('returns every page, without . and .. and without invalid names', async () => {
-    expect(await names(scripted(directory(1000, 17)))).toHaveLength(1000);
-    expect(await names(scripted(() => ({ entries: [], isEnd: true, verifier: 0n })))).toEqual([]);
-    const odd = ['.', '..', 'a/b', '../../etc', '', 'x\0y', 'n'.repeat(256), 'good'];
-    const page = { entries: odd.map((name, i) => entry(name, i + 1)), isEnd: true, verifier: 0n };
-    expect(await names(scripted(() => page))).toEqual(['good']);
+    expect(await names(scriptedClient(directory(1000, 17)))).toHaveLength(1000);
+    expect(await names(scriptedClient(() => ({ entries: [], isEnd: true, verifier: 0n })))).toEqual([]);
+    const unusualNames = ['.', '..', 'a/b', '../../etc', '', 'x\0y', 'n'.repeat(256), 'good'];
+    const page = { entries: unusualNames.map((name, i) => entry(name, i + 1)), isEnd: true, verifier: 0n };
+    expect(await names(scriptedClient(() => page))).toEqual(['good']);
   });
 
   test('restarts when the server rejects its cookie, and lists no name twice', async () => {
     const list = directory(100, 10);
     let failed = false;
-    const client = scripted((args) => {
+    const client = scriptedClient((args) => {
       if (args.cookie !== 50n || failed) return list(args);
       failed = true;
       throw badCookie();
@@ -61,19 +63,19 @@ describe('listing a directory', () => {
   });
 
   test('falls back from READDIRPLUS to READDIR, and to a size that the server supports', async () => {
-    const asked: number[] = [];
+    const requestedBytes: number[] = [];
     const client: Pick<NfsClient, 'readdirplus' | 'readdir'> = {
       readdirplus: async () => {
         throw new NfsError('READDIRPLUS', nfsStatus.NOTSUPP, false);
       },
       readdir: async (args) => {
-        asked.push(args.bytes);
+        requestedBytes.push(args.bytes);
         if (args.bytes < 200_000) throw new NfsError('READDIR', nfsStatus.TOOSMALL, false);
         return directory(3, 10)(args);
       },
     };
     expect(await names(client)).toEqual(['f0', 'f1', 'f2']);
-    expect(asked).toEqual([65_536, 262_144]);
+    expect(requestedBytes).toEqual([65_536, 262_144]);
   });
 
   test.each([
@@ -97,8 +99,8 @@ describe('listing a directory', () => {
         return { entries: [entry('a', 1)], isEnd: false, verifier: 0n };
       },
     ],
-  ] as [string, (args: ReaddirArgs) => Answer][])('%s are not followed for ever', async (_what, answer) => {
-    await expect(names(scripted(answer))).rejects.toThrow();
+  ] as [string, (args: ReaddirArgs) => Answer][])('stops at %s', async (_what, answer) => {
+    await expect(names(scriptedClient(answer))).rejects.toThrow();
   });
 
   test('ends for any behaviour of the server, and returns no name twice', async () => {
@@ -109,13 +111,13 @@ describe('listing a directory', () => {
     });
     await fc.assert(
       fc.asyncProperty(fc.array(page, { minLength: 1, maxLength: 6 }), async (pages) => {
-        const client = scripted((_args, call) => {
+        const client = scriptedClient((_args, call) => {
           const { entries, isEnd, fails } = pages[call % pages.length] as (typeof pages)[number];
           if (fails) throw badCookie();
           return { entries: entries.map(([name, cookie]) => entry(name, cookie)), isEnd, verifier: 0n };
         });
-        const seen = await names(client).catch(() => []);
-        expect(new Set(seen).size).toBe(seen.length);
+        const listed = await names(client).catch(() => []);
+        expect(new Set(listed).size).toBe(listed.length);
       }),
     );
   });

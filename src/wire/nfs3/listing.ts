@@ -14,15 +14,15 @@ export interface ListingOptions extends CallOptions {
   readonly namesOnly?: boolean;
 }
 
-const defaultBytes = 64 * 1024;
+const defaultPageBytes = 64 * 1024;
 /** The size to request from a server that rejects larger ones. */
-const minBytes = 4096;
+const minPageBytes = 4096;
 const defaultMaxEntries = 10_000_000;
 /** Limits on the names that are remembered to restart a listing without yielding a name twice: their number and total length. */
-const maxSeen = 500_000;
+const maxSeenNames = 500_000;
 const maxSeenLength = 32 * 1024 * 1024;
 const maxRestarts = 16;
-const slack = 64;
+const maxExtraRepeats = 64;
 
 /**
  * Lists a directory page by page, without `.` and `..`. If the server rejects the cookie, the listing restarts from the beginning
@@ -34,14 +34,14 @@ export async function* listDirectory(
   directory: FileHandle,
   options: ListingOptions = {},
 ): AsyncGenerator<readonly EntryPlus[], void> {
-  const pages = createPages(client, directory, options);
+  const pages = createPageReader(client, directory, options);
   const { maxEntries = defaultMaxEntries } = options;
   const seen = createSeenNames();
-  let given = 0;
+  let yieldedEntries = 0;
   let position = { cookie: 0n, verifier: 0n };
   let restarts = 0;
   /** How many entries in a row had been yielded before. */
-  let stale = 0;
+  let repeatedEntries = 0;
   for (;;) {
     const page = await pages.next(position).catch((cause: unknown) => {
       if (!isNfsError(cause, 'BAD_COOKIE') || position.cookie === 0n || seen.isFull) throw cause;
@@ -52,17 +52,22 @@ export async function* listDirectory(
       position = { cookie: 0n, verifier: 0n };
       continue;
     }
-    const fresh = page.entries.filter((entry) => isValidName(nameOf(entry)) && !seen.checkAndAdd(entry));
-    if (fresh.length > 0) {
-      // There is progress, so the listing may restart again.
-      restarts = stale = 0;
-      given += fresh.length;
-      yield fresh;
-    } else stale += Math.max(1, page.entries.length);
+    const newEntries = page.entries.filter((entry) => isValidName(nameOf(entry)) && !seen.checkAndAdd(entry));
+    if (newEntries.length > 0) {
+      // The listing makes progress, so it may restart again.
+      restarts = repeatedEntries = 0;
+      yieldedEntries += newEntries.length;
+      yield newEntries;
+    } else repeatedEntries += Math.max(1, page.entries.length);
     if (page.isEnd) return;
     const last = page.entries.at(-1);
-    // After a restart at most all earlier entries repeat; more than that is a circle.
-    if (last === undefined || last.cookie === position.cookie || stale > seen.size + slack || given > maxEntries)
+    // After a restart, all earlier entries may repeat once. If more repeat, the server lists in circles.
+    if (
+      last === undefined ||
+      last.cookie === position.cookie ||
+      repeatedEntries > seen.size + maxExtraRepeats ||
+      yieldedEntries > maxEntries
+    )
       throw new XdrError('the server lists a directory without coming to its end');
     position = { cookie: last.cookie, verifier: page.verifier };
   }
@@ -78,7 +83,7 @@ interface SeenNames {
 function createSeenNames(): SeenNames {
   const names = new Set<string>();
   let length = 0;
-  const isFull = (): boolean => names.size >= maxSeen || length >= maxSeenLength;
+  const isFull = (): boolean => names.size >= maxSeenNames || length >= maxSeenLength;
   return {
     get size() {
       return names.size;
@@ -104,12 +109,12 @@ interface Page {
 }
 
 /** Uses READDIRPLUS, or READDIR if the server does not support it, with a size that the server accepts. */
-function createPages(
+function createPageReader(
   client: Pick<NfsClient, 'readdirplus' | 'readdir'>,
   directory: FileHandle,
   options: ListingOptions,
 ): { next(position: { readonly cookie: bigint; readonly verifier: bigint }): Promise<Page> } {
-  let bytes = options.bytes ?? defaultBytes;
+  let bytes = options.bytes ?? defaultPageBytes;
   let hasPlus = options.namesOnly !== true;
   return {
     next: async (position) => {
@@ -121,8 +126,8 @@ function createPages(
           return { ...page, entries: entries.map((entry) => ({ ...entry, attributes: undefined, handle: undefined })) };
         } catch (cause) {
           if (isNfsError(cause, 'NOTSUPP') && hasPlus) hasPlus = false;
-          else if (isNfsError(cause, 'TOOSMALL') && bytes < defaultBytes * 4) bytes *= 4;
-          else if (isNfsError(cause, 'INVAL') && bytes > minBytes) bytes = minBytes;
+          else if (isNfsError(cause, 'TOOSMALL') && bytes < defaultPageBytes * 4) bytes *= 4;
+          else if (isNfsError(cause, 'INVAL') && bytes > minPageBytes) bytes = minPageBytes;
           else throw cause;
         }
       }

@@ -34,30 +34,30 @@ const attributes: Attributes = {
 };
 const directory: Attributes = { ...attributes, type: fileType.directory };
 
-const said =
+const successReply =
   (write: (writer: XdrWriter) => void): Reply =>
   (writer) => {
     write(writer.u32(0));
     return undefined;
   };
-/** To GETATTR: whatever is asked about is a directory. */
-const aDirectory: Handle = () => said((writer) => writeAttributes(writer, directory));
-const wcc: Reply = said((writer) => writer.u32(0).u32(0));
+/** Answers GETATTR: every object is a directory. */
+const getattrDirectory: Handle = () => successReply((writer) => writeAttributes(writer, directory));
+const wcc: Reply = successReply((writer) => writer.u32(0).u32(0));
 
-interface Listed {
+interface ListedEntry {
   readonly name: string;
   readonly cookie: number;
   readonly handle?: Buffer;
   readonly attributes?: Attributes;
 }
 
-/** Answers READDIRPLUS by what comes after a cookie in a directory. */
-const listing =
-  (after: (cookie: number, handle: string) => readonly Listed[], isEnd: (handle: string) => boolean): Handle =>
+/** Answers READDIRPLUS with the entries that `after` returns for a cookie and a directory. */
+const readdirplusHandler =
+  (after: (cookie: number, handle: string) => readonly ListedEntry[], isEnd: (handle: string) => boolean): Handle =>
   (reader) => {
     const handle = reader.opaque(64).toString();
     const entries = after(Number(reader.u64()), handle);
-    return said((writer) => {
+    return successReply((writer) => {
       writer.bool(false).u64(0n);
       for (const entry of entries) {
         writer.bool(true).u64(1n).string(entry.name).u64(BigInt(entry.cookie));
@@ -68,17 +68,20 @@ const listing =
     });
   };
 
-const page = (from: number, count: number, one: (i: number) => Omit<Listed, 'cookie'>): readonly Listed[] =>
-  Array.from({ length: count }, (_, i) => ({ ...one(from + i), cookie: from + i + 1 }));
+const page = (
+  from: number,
+  count: number,
+  entryOf: (i: number) => Omit<ListedEntry, 'cookie'>,
+): readonly ListedEntry[] => Array.from({ length: count }, (_, i) => ({ ...entryOf(from + i), cookie: from + i + 1 }));
 
-async function drained(pages: AsyncIterable<readonly unknown[]>): Promise<number> {
+async function countEntries(pages: AsyncIterable<readonly unknown[]>): Promise<number> {
   let count = 0;
   for await (const { length } of pages) count += length;
   return count;
 }
 
 describe('an endless directory', () => {
-  const endless = listing(
+  const endless = readdirplusHandler(
     (from) => page(from, 250, (i) => ({ name: `${i}`.padStart(200, 'x') })),
     () => false,
   );
@@ -86,25 +89,25 @@ describe('an endless directory', () => {
   test('is listed up to a limit, and its names do not fill the memory', async () => {
     const { nfs } = await startFakeNfs({ [readdirplus.number]: endless });
     const before = usedMemoryMib();
-    let held = 0;
-    let given = 0;
+    let usedMib = 0;
+    let listedCount = 0;
     const list = async (): Promise<void> => {
       for await (const { length } of listDirectory(nfs, root, { maxEntries: 400_000 })) {
-        given += length;
-        if (given % 100_000 === 0) held = usedMemoryMib() - before;
+        listedCount += length;
+        if (listedCount % 100_000 === 0) usedMib = usedMemoryMib() - before;
       }
     };
     await expect(list()).rejects.toThrow('the server lists a directory without coming to its end');
-    expect(given).toBeGreaterThan(400_000);
-    // All of the names, each with its attributes, would be twice that.
-    expect(held).toBeLessThan(70);
+    expect(listedCount).toBeGreaterThan(400_000);
+    // All names with their attributes would take twice as much.
+    expect(usedMib).toBeLessThan(70);
   });
 
   test('stops when the caller aborts', async () => {
     const { nfs } = await startFakeNfs({ [readdirplus.number]: endless });
-    const mine = new AbortController();
-    setTimeout(() => mine.abort(), 50);
-    await expect(drained(listDirectory(nfs, root, { signal: mine.signal }))).rejects.toMatchObject({
+    const caller = new AbortController();
+    setTimeout(() => caller.abort(), 50);
+    await expect(countEntries(listDirectory(nfs, root, { signal: caller.signal }))).rejects.toMatchObject({
       failure: 'canceled',
     });
   });
@@ -112,41 +115,41 @@ describe('an endless directory', () => {
   test.each([
     [
       'cookies in a circle',
-      listing(
+      readdirplusHandler(
         (from) => page(from % 3000, 250, (i) => ({ name: `n${i % 3000}` })),
         () => false,
       ),
     ],
     [
-      'one cookie for ever',
-      listing(
+      'the same cookie for ever',
+      readdirplusHandler(
         () => [{ name: 'a', cookie: 7 }],
         () => false,
       ),
     ],
     [
       'empty pages for ever',
-      listing(
+      readdirplusHandler(
         () => [],
         () => false,
       ),
     ],
     [
-      'only names that cannot be',
-      listing(
+      'only invalid names',
+      readdirplusHandler(
         (from) => page(from, 9, () => ({ name: 'a/b' })),
         () => false,
       ),
     ],
-  ])('%s', async (_, handle) => {
+  ])('with %s causes an error', async (_, handle) => {
     const { nfs } = await startFakeNfs({ [readdirplus.number]: handle });
-    await expect(drained(listDirectory(nfs, root))).rejects.toThrow('without coming to its end');
+    await expect(countEntries(listDirectory(nfs, root))).rejects.toThrow('without coming to its end');
   });
 });
 
 describe('an endless tree', () => {
-  /** Every name is a directory; only the root has any. */
-  const wide = listing(
+  /** The root has endless subdirectories, which are empty. */
+  const wide = readdirplusHandler(
     (from, handle) =>
       handle === 'root'
         ? page(from, 250, (i) => ({ name: `d${i}`, handle: Buffer.from(`d${i}`), attributes: directory }))
@@ -162,79 +165,81 @@ describe('an endless tree', () => {
   });
 
   test('is removed in parts, until the caller aborts', async () => {
-    const mine = new AbortController();
+    const caller = new AbortController();
     const before = usedMemoryMib();
     let removed = 0;
     const { nfs } = await startFakeNfs({
-      [getattr.number]: aDirectory,
+      [getattr.number]: getattrDirectory,
       [readdirplus.number]: wide,
       [rmdir.number]: () => {
-        // More than the first part.
-        if (++removed === 12_000) mine.abort();
+        // More than the limit of one pass.
+        if (++removed === 12_000) caller.abort();
         return wcc;
       },
     });
-    let most = 0;
-    const look = (done: number): void => {
-      if (done % 4_000 === 0) most = Math.max(most, usedMemoryMib() - before);
+    let maxUsedMib = 0;
+    const measureMemory = (done: number): void => {
+      if (done % 4_000 === 0) maxUsedMib = Math.max(maxUsedMib, usedMemoryMib() - before);
     };
-    await expect(emptyDirectory(nfs, root, { signal: mine.signal, onProgress: look })).rejects.toMatchObject({
-      failure: 'canceled',
-    });
-    // Ten thousand directories, and not the hundreds of thousands that are listed in that time.
-    expect(most).toBeLessThan(20);
+    await expect(emptyDirectory(nfs, root, { signal: caller.signal, onProgress: measureMemory })).rejects.toMatchObject(
+      {
+        failure: 'canceled',
+      },
+    );
+    // The memory of ten thousand directories, not of the hundreds of thousands that the server lists in that time.
+    expect(maxUsedMib).toBeLessThan(20);
   });
 
-  test('that contains itself does not keep the client busy for ever', async () => {
-    const self = listing(
+  test('that contains itself can be stopped, and does not fill the memory', async () => {
+    const self = readdirplusHandler(
       (from) => page(from, 1, () => ({ name: 'self', handle: root, attributes: directory })),
       () => true,
     );
     const { nfs } = await startFakeNfs({ [readdirplus.number]: self });
-    const mine = new AbortController();
+    const caller = new AbortController();
     const before = usedMemoryMib();
-    setTimeout(() => mine.abort(), 500);
-    await expect(walkTree(nfs, root, () => undefined, { signal: mine.signal })).rejects.toThrow();
+    setTimeout(() => caller.abort(), 500);
+    await expect(walkTree(nfs, root, () => undefined, { signal: caller.signal })).rejects.toThrow();
     expect(usedMemoryMib() - before).toBeLessThan(20);
   });
 });
 
-describe('names that lead elsewhere', () => {
+describe('invalid names in a listing', () => {
   test.each([
     ['with handles', root],
-    ['to be looked up', undefined],
-  ])('%s are asked for nowhere, and removed nowhere', async (_, handle) => {
-    const strange = ['..', '.', '', '/', 'a/b', '../../etc/passwd', 'x\0y', 'n'.repeat(255), 'good'];
-    const asked: string[] = [];
-    const noted = (reader: XdrReader): void => {
+    ['without handles', undefined],
+  ])('(%s) are never sent to the server', async (_, handle) => {
+    const unusualNames = ['..', '.', '', '/', 'a/b', '../../etc/passwd', 'x\0y', 'n'.repeat(255), 'good'];
+    const requestedNames: string[] = [];
+    const recordName = (reader: XdrReader): void => {
       reader.opaque(64);
-      asked.push(reader.string(10_000));
+      requestedNames.push(reader.string(10_000));
     };
-    const about = handle === undefined ? {} : { handle, attributes };
+    const details = handle === undefined ? {} : { handle, attributes };
     const { nfs } = await startFakeNfs({
-      [readdirplus.number]: listing(
-        () => page(0, strange.length, (i) => ({ name: strange[i] ?? '', ...about })),
+      [readdirplus.number]: readdirplusHandler(
+        () => page(0, unusualNames.length, (i) => ({ name: unusualNames[i] ?? '', ...details })),
         () => true,
       ),
-      [getattr.number]: aDirectory,
+      [getattr.number]: getattrDirectory,
       [lookup.number]: (reader) => {
-        noted(reader);
-        const isTree = asked.at(-1) === 'tree';
-        return said((writer) => {
+        recordName(reader);
+        const isTree = requestedNames.at(-1) === 'tree';
+        return successReply((writer) => {
           writePostAttributes(writer.opaque(root), isTree ? directory : attributes);
           writePostAttributes(writer, undefined);
         });
       },
       [remove.number]: (reader) => {
-        noted(reader);
+        recordName(reader);
         return wcc;
       },
       [rmdir.number]: (reader) => {
-        noted(reader);
+        recordName(reader);
         return wcc;
       },
     });
     await removeTree(nfs, root, 'tree');
-    expect([...new Set(asked)].toSorted()).toEqual(['good', 'n'.repeat(255), 'tree']);
+    expect([...new Set(requestedNames)].toSorted()).toEqual(['good', 'n'.repeat(255), 'tree']);
   });
 });

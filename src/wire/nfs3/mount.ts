@@ -1,7 +1,7 @@
 import type { Procedure } from '../rpc/procedure.ts';
 import { XdrError, type XdrReader } from '../xdr/reader.ts';
 import { namesByStatus } from './status.ts';
-import { type FileHandle, maxPath, readHandle } from './structures.ts';
+import { type FileHandle, maxPathBytes, readHandle } from './structures.ts';
 
 export const mountProgram = 100005;
 export const mountVersion = 3;
@@ -51,7 +51,7 @@ export interface MountResult {
 
 /** Longer lists are rejected. */
 const maxFlavors = 64;
-const maxListed = 10_000;
+const maxListEntries = 10_000;
 
 export const mnt: Procedure<string, MountResult> = {
   ...mountProcedure(1, 'MNT'),
@@ -85,11 +85,11 @@ export interface Export {
   readonly clients: readonly string[];
 }
 
-function readList<T>(reader: XdrReader, one: () => T): T[] {
+function readList<T>(reader: XdrReader, readEntry: () => T): T[] {
   const list: T[] = [];
   while (reader.bool()) {
-    if (list.length === maxListed) throw new XdrError('a list without end');
-    list.push(one());
+    if (list.length === maxListEntries) throw new XdrError('a list without end');
+    list.push(readEntry());
   }
   return list;
 }
@@ -99,7 +99,7 @@ export const listExports: Procedure<undefined, readonly Export[]> = {
   encode: () => undefined,
   decode: (reader) =>
     readList(reader, () => ({
-      path: reader.string(maxPath),
-      clients: readList(reader, () => reader.string(maxPath)),
+      path: reader.string(maxPathBytes),
+      clients: readList(reader, () => reader.string(maxPathBytes)),
     })),
 };

@@ -19,7 +19,7 @@ export interface ExpectedFile {
   readonly expected?: FileHandle | 'anything' | undefined;
 }
 
-/** The calls that remove or give a name. After a lost connection, a lookup of the name shows whether the server executed them. */
+/** The calls that remove, change or add a name. After a lost connection, a lookup of the name shows whether the server executed them. */
 export interface NameChanges {
   remove(directory: FileHandle, name: Text, options?: CallOptions & ExpectedFile): Promise<Wcc>;
   rmdir(directory: FileHandle, name: Text, options?: CallOptions & ExpectedFile): Promise<Wcc>;
@@ -27,7 +27,7 @@ export interface NameChanges {
   link(handle: FileHandle, to: DirOpArgs, options?: CallOptions): Promise<procedures.LinkResult>;
 }
 
-type Lookup = (place: DirOpArgs, options: CallOptions | undefined) => Promise<procedures.LookupResult>;
+type Lookup = (args: DirOpArgs, options: CallOptions | undefined) => Promise<procedures.LookupResult>;
 
 /** Reported if the client does not know what a call changed. */
 const unknownChange: Wcc = { before: undefined, after: undefined };
@@ -36,7 +36,7 @@ interface NameChecks {
   /** Undefined: the name does not exist. */
   lookupHandle(place: DirOpArgs, options: CallOptions): Promise<FileHandle | undefined>;
   /** Whether a name still refers to the expected file. Throws `unknown` if the caller did not say which file it expects. */
-  stillNames(
+  stillRefersTo(
     place: DirOpArgs,
     expected: ExpectedFile['expected'],
     options: CallOptions,
@@ -56,7 +56,7 @@ function createNameChecks(call: RetryingCalls['call'], lookup: Lookup): NameChec
       },
     );
 
-  async function stillNames(
+  async function stillRefersTo(
     place: DirOpArgs,
     expected: ExpectedFile['expected'],
     options: CallOptions,
@@ -84,29 +84,29 @@ function createNameChecks(call: RetryingCalls['call'], lookup: Lookup): NameChec
 
   /** Compares file ids, since the server may have issued another handle for the same file. */
   async function isSameFile(found: FileHandle, expected: FileHandle, options: CallOptions): Promise<boolean> {
-    const before = await call(procedures.getattr, expected, options).catch((cause: unknown) => {
+    const expectedAttributes = await call(procedures.getattr, expected, options).catch((cause: unknown) => {
       if (!isNfsError(cause, 'STALE', 'BADHANDLE')) throw cause;
       return undefined;
     });
-    if (before === undefined) return false;
-    const now = await call(procedures.getattr, found, options);
-    return before.fileId === now.fileId && before.fsid === now.fsid;
+    if (expectedAttributes === undefined) return false;
+    const foundAttributes = await call(procedures.getattr, found, options);
+    return expectedAttributes.fileId === foundAttributes.fileId && expectedAttributes.fsid === foundAttributes.fsid;
   }
 
-  return { lookupHandle, stillNames, withExpectedCheck };
+  return { lookupHandle, stillRefersTo: stillRefersTo, withExpectedCheck };
 }
 
 export function createNameChanges({ call, mutate }: RetryingCalls, lookup: Lookup): NameChanges {
-  const { lookupHandle, stillNames, withExpectedCheck } = createNameChecks(call, lookup);
+  const { lookupHandle, stillRefersTo: stillNames, withExpectedCheck } = createNameChecks(call, lookup);
 
-  /** Succeeds if the name is gone and our own first call may have removed it. */
+  /** Succeeds if the name does not exist and the first copy of the call may have removed it. */
   const removeName = (
     procedure: Procedure<DirOpArgs, Wcc>,
     args: DirOpArgs,
     options: (CallOptions & ExpectedFile) | undefined,
   ): Promise<Wcc> => {
-    const findOutcome: Mutation<DirOpArgs, Wcc>['findOutcome'] = async (inTime, unknown) =>
-      (await stillNames(args, options?.expected, inTime, unknown)) ? undefined : unknownChange;
+    const findOutcome: Mutation<DirOpArgs, Wcc>['findOutcome'] = async (callOptions, unknown) =>
+      (await stillNames(args, options?.expected, callOptions, unknown)) ? undefined : unknownChange;
     return withValidName(args, () =>
       mutate({ procedure, args, options: withExpectedCheck(args, options), findOutcome }, (cause) => {
         if (!isNfsError(cause, 'NOENT') || !cause.resent) throw cause;
@@ -128,14 +128,14 @@ export function createNameChanges({ call, mutate }: RetryingCalls, lookup: Looku
           options: withExpectedCheck(from, options),
           findOutcome: async (inTime, unknown) => {
             if (await stillNames(from, options?.expected, inTime, unknown)) return undefined;
-            // Either another client renamed it since, or it was never renamed. Without the expected handle, the existence of the
-            // target decides.
+            // Without the expected handle, the existence of the target shows whether the server executed the RENAME: the source
+            // may be missing because another client renamed it.
             if (options?.expected === undefined && (await lookupHandle(to, inTime)) === undefined) throw unknown;
             return { from: unknownChange, to: unknownChange };
           },
         });
       } catch (cause) {
-        // The first of the two calls may have renamed it.
+        // The first copy of the call may have renamed it.
         if (!isNfsError(cause, 'NOENT') || !cause.resent) throw cause;
         await lookup(to, options).catch(rethrowIfGone(cause));
         return { from: unknownChange, to: unknownChange };
@@ -149,8 +149,8 @@ export function createNameChanges({ call, mutate }: RetryingCalls, lookup: Looku
           args: { handle, to },
           options,
           findOutcome: async (inTime) => {
-            const there = await lookupHandle(to, inTime);
-            if (there === undefined || !isSameHandle(there, handle)) return undefined;
+            const linkedHandle = await lookupHandle(to, inTime);
+            if (linkedHandle === undefined || !isSameHandle(linkedHandle, handle)) return undefined;
             return { attributes: undefined, change: unknownChange };
           },
         });
@@ -167,11 +167,11 @@ export function createNameChanges({ call, mutate }: RetryingCalls, lookup: Looku
   };
 }
 
-/** If another client removed the object after the server's answer, that answer holds. */
+/** If another client removed the object after the server's error reply, rethrows that error. */
 export const rethrowIfGone =
   (cause: unknown) =>
-  (missing: unknown): never => {
-    throw isNfsError(missing, 'NOENT', 'STALE') ? cause : missing;
+  (later: unknown): never => {
+    throw isNfsError(later, 'NOENT', 'STALE') ? cause : later;
   };
 
 const isSameHandle = (a: FileHandle, b: FileHandle): boolean => Buffer.compare(a, b) === 0;

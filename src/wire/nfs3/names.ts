@@ -1,5 +1,5 @@
 import type { Text } from '../xdr/writer.ts';
-import { maxName } from './structures.ts';
+import { maxNameBytes } from './structures.ts';
 
 /** A name that no directory can contain. Servers handle such names differently, so the client does not send them. */
 export class NameError extends Error {
@@ -7,12 +7,12 @@ export class NameError extends Error {
 }
 
 const slash = 0x2f;
-const tooLong = `it is longer than ${maxName} bytes`;
+const tooLong = `it is longer than ${maxNameBytes} bytes`;
 
 /** Throws NameError. `.` and `..` are invalid, too: `..` would lead out of the directory. */
 export function checkName(name: Text): void {
-  const wrong = typeof name === 'string' ? textProblem(name) : bytesProblem(name);
-  if (wrong !== undefined) throw new NameError(`${JSON.stringify(toDisplayName(name))} cannot be a name: ${wrong}`);
+  const problem = typeof name === 'string' ? textProblem(name) : bytesProblem(name);
+  if (problem !== undefined) throw new NameError(`${JSON.stringify(toDisplayName(name))} cannot be a name: ${problem}`);
 }
 
 const toDisplayName = (name: Text): string =>
@@ -23,14 +23,14 @@ function textProblem(name: string): string | undefined {
   if (name === '.' || name === '..') return 'it means a directory';
   if (name.includes('/')) return 'it contains a slash';
   if (name.includes('\0')) return 'it contains a NUL character';
-  // A name of up to a third of the limit fits in any encoding, so most names need no byte count.
-  if (name.length > maxName / 3 && Buffer.byteLength(name) > maxName) return tooLong;
+  // UTF-8 needs at most three bytes for each UTF-16 unit, so most names need no byte count.
+  if (name.length > maxNameBytes / 3 && Buffer.byteLength(name) > maxNameBytes) return tooLong;
   return undefined;
 }
 
-/** A short name is checked as text, which only tests its bytes. */
+/** Checks short names as text, for `.`, `..` and the empty name. */
 function bytesProblem(name: Uint8Array): string | undefined {
-  if (name.length > maxName) return tooLong;
+  if (name.length > maxNameBytes) return tooLong;
   if (name.includes(slash)) return 'it contains a slash';
   if (name.includes(0)) return 'it contains a NUL character';
   return name.length <= 2 ? textProblem(Buffer.from(name).toString('latin1')) : undefined;

@@ -7,7 +7,7 @@ import {
   type Attributes,
   type DirOpArgs,
   type FileHandle,
-  maxPath,
+  maxPathBytes,
   nfsProgram,
   nfsVersion,
   readAttributes,
@@ -32,12 +32,12 @@ function procedure<A, R>(
   {
     dataOf,
     mutates,
-    incarnation,
+    serverVerifier: incarnation,
   }: {
     /** The bytes to send after the arguments without a copy. */
     readonly dataOf?: (args: A) => Uint8Array;
     readonly mutates?: (args: A) => boolean;
-    readonly incarnation?: ServerVerifier;
+    readonly serverVerifier?: ServerVerifier;
   } = {},
 ): Procedure<A, R> {
   return {
@@ -59,14 +59,14 @@ function procedure<A, R>(
   };
 }
 
-const always = (): boolean => true;
+const alwaysMutates = (): boolean => true;
 
 /**
  * The write verifier. The query for it is a WRITE of zero bytes, which changes nothing: RFC 1813, section 3.3.7. A COMMIT would
  * wait for the disk, and could receive a write error that the application's own COMMIT has to receive.
  */
 const writeVerifier: ServerVerifier = {
-  of: (result) => (result as { readonly verifier: bigint }).verifier,
+  verifierOf: (result) => (result as { readonly verifier: bigint }).verifier,
   queryTarget: (args) => (args as { readonly handle: FileHandle }).handle,
   query: (witness) => ({ procedure: verifierQuery as Procedure<unknown, unknown>, args: { handle: witness } }),
 };
@@ -99,7 +99,7 @@ export const setattr = procedure(
     if (args.ifChangedAt !== undefined) writer.u32(args.ifChangedAt.seconds).u32(args.ifChangedAt.nanoseconds);
   },
   readWcc,
-  // With a guard, a copy that runs late fails.
+  // With a guard, a late copy of the call fails.
   { mutates: ({ ifChangedAt }) => ifChangedAt === undefined },
 );
 
@@ -134,7 +134,7 @@ export const access = procedure(
 
 export const readlink = procedure(5, 'READLINK', writeHandle, (reader) => ({
   attributes: readPostAttributes(reader),
-  target: reader.name(maxPath),
+  target: reader.name(maxPathBytes),
 }));
 
 /**
@@ -181,7 +181,7 @@ export const read: Procedure<ReadArgs, ReadResult> = {
     },
     (reader, args) => {
       const result = readResultHead(reader, args);
-      const from = reader.take(result.count);
+      const from = reader.skipBytes(result.count);
       reader.buffer.copy(result.data, 0, from, from + result.count);
       return result;
     },
@@ -220,10 +220,10 @@ export const write = procedure(
     if (count > data.length) throw new XdrError(`WRITE of ${data.length} bytes wrote ${count}`);
     return { change, count, committed: reader.u32(), verifier: reader.u64() };
   },
-  { dataOf: ({ data }) => data, mutates: always, incarnation: writeVerifier },
+  { dataOf: ({ data }) => data, mutates: alwaysMutates, serverVerifier: writeVerifier },
 );
 
-/** Has no `mutates`, since it can be repeated at any time. */
+/** The query for the write verifier. It has no `mutates`, since it can be repeated at any time. */
 const verifierQuery = procedure(
   7,
   'WRITE',
@@ -238,14 +238,14 @@ const verifierQuery = procedure(
     reader.u32();
     return { verifier: reader.u64() };
   },
-  { incarnation: writeVerifier },
+  { serverVerifier: writeVerifier },
 );
 
 export interface CreateResult {
-  /** Servers may leave it out; then the client looks it up. */
+  /** Undefined: the server left it out, and the client looks it up. */
   readonly handle: FileHandle | undefined;
   readonly attributes: Attributes | undefined;
-  /** Of the directory. */
+  /** How the directory changed. */
   readonly change?: Wcc | undefined;
 }
 
@@ -274,8 +274,8 @@ export const create = procedure(
     }
   },
   readCreateResult,
-  // Exclusive CREATE, too: a copy that runs late would recreate a file that another client has removed since.
-  { mutates: always },
+  // Exclusive CREATE, too: a late copy would recreate a file that another client has removed since.
+  { mutates: alwaysMutates },
 );
 
 export const mkdir = procedure(
@@ -286,7 +286,7 @@ export const mkdir = procedure(
     writeSetAttributes(writer, args.set);
   },
   readCreateResult,
-  { mutates: always },
+  { mutates: alwaysMutates },
 );
 
 export const symlink = procedure(
@@ -298,7 +298,7 @@ export const symlink = procedure(
     writer.string(args.target);
   },
   readCreateResult,
-  { mutates: always },
+  { mutates: alwaysMutates },
 );
 
 export interface MknodArgs extends DirOpArgs {
@@ -319,11 +319,11 @@ export const mknod = procedure(
     if (args.type === 3 || args.type === 4) writer.u32(args.major ?? 0).u32(args.minor ?? 0);
   },
   readCreateResult,
-  { mutates: always },
+  { mutates: alwaysMutates },
 );
 
-export const remove = procedure(12, 'REMOVE', writeDirOpArgs, readWcc, { mutates: always });
-export const rmdir = procedure(13, 'RMDIR', writeDirOpArgs, readWcc, { mutates: always });
+export const remove = procedure(12, 'REMOVE', writeDirOpArgs, readWcc, { mutates: alwaysMutates });
+export const rmdir = procedure(13, 'RMDIR', writeDirOpArgs, readWcc, { mutates: alwaysMutates });
 
 /** How a RENAME changed its two directories. */
 export interface RenameResult {
@@ -339,12 +339,12 @@ export const rename = procedure(
     writeDirOpArgs(writer, to);
   },
   (reader): RenameResult => ({ from: readWcc(reader), to: readWcc(reader) }),
-  { mutates: always },
+  { mutates: alwaysMutates },
 );
 
 export interface LinkResult {
   readonly attributes: Attributes | undefined;
-  /** Of the directory. */
+  /** How the directory changed. */
   readonly change: Wcc;
 }
 
@@ -356,7 +356,7 @@ export const link = procedure(
     writeDirOpArgs(writer, to);
   },
   (reader): LinkResult => ({ attributes: readPostAttributes(reader), change: readWcc(reader) }),
-  { mutates: always },
+  { mutates: alwaysMutates },
 );
 
 export interface ReaddirArgs {
@@ -441,5 +441,5 @@ export const commit = procedure(
       .u32(args.count ?? 0);
   },
   (reader): CommitResult => ({ change: readWcc(reader), verifier: reader.u64() }),
-  { incarnation: writeVerifier },
+  { serverVerifier: writeVerifier },
 );

@@ -14,17 +14,17 @@ import {
   walkDirectories,
 } from './walk-tree.ts';
 
-/** How often to empty a directory that other clients keep filling. */
+/** The limit on passes over a directory that other clients keep filling. */
 const maxPasses = 100;
 /** If a directory has more subdirectories, these are removed first, and then the directory is listed again. */
-const maxChildren = 10_000;
+const maxChildrenPerPass = 10_000;
 
 /** Another file system is mounted in the tree that was to be removed. */
 class ForeignFileSystem extends Error {
   override readonly name = 'ForeignFileSystem';
 }
 
-/** Something in the tree could not be removed; everything else was. The cause is the first refusal. */
+/** The server refused to remove some objects of the tree. Everything else was removed. The cause is the first refusal. */
 export class RemovalRefused extends Error {
   override readonly name = 'RemovalRefused';
   readonly refusals: number;
@@ -54,7 +54,7 @@ const isRefusal = (cause: unknown): cause is Error =>
     'SERVERFAULT',
   );
 
-/** Keeps only the first refusal and their number, since there can be any number. */
+/** Keeps the first refusal and the number of refusals, since there can be too many to keep. */
 function createRefusals() {
   let count = 0;
   let first: { readonly cause: Error; readonly path: string } | undefined;
@@ -74,8 +74,8 @@ function createRefusals() {
 
 /**
  * Removes everything in a directory but not the directory, and nothing on other file systems that are mounted in it. It removes
- * links without following them, ignores what others remove meanwhile, and also removes what they add. What the server refuses to
- * remove stays, and is reported at the end. After an interruption, the next call continues.
+ * links without following them, ignores objects that other clients remove meanwhile, and removes objects that they add. It
+ * reports objects that the server refuses to remove at the end. After an interruption, the next call continues.
  */
 export async function emptyDirectory(
   client: NfsClient,
@@ -85,7 +85,7 @@ export async function emptyDirectory(
   const limit = createLimiter(options.atOnce ?? defaultAtOnce);
   const { fsid } = await client.getattr(directory, options);
   const refusals = createRefusals();
-  const doneBefore = new WeakMap<WalkedDirectory, number>();
+  const doneAtPassStart = new WeakMap<WalkedDirectory, number>();
   let done = 0;
 
   async function removeFile(parent: FileHandle, entry: EntryPlus, expected: FileHandle): Promise<void> {
@@ -100,7 +100,7 @@ export async function emptyDirectory(
   const visit: Visit = async (folder, into) => {
     folder.passes++;
     folder.isPartial = false;
-    doneBefore.set(folder, done);
+    doneAtPassStart.set(folder, done);
     const remove = async (entry: EntryPlus, { handle, attributes }: ResolvedEntry): Promise<void> => {
       if (attributes.type !== fileType.directory) return await removeFile(folder.handle, entry, handle);
       if (attributes.fsid !== fsid) throw new ForeignFileSystem('another file system is mounted there');
@@ -109,10 +109,10 @@ export async function emptyDirectory(
     try {
       await forEachEntry(client, folder.handle, limit, options, remove, {
         isEnough: () => {
-          folder.isPartial = folder.children > maxChildren;
+          folder.isPartial = folder.children > maxChildrenPerPass;
           return folder.isPartial;
         },
-        failed: (cause, entry) => refusals.add(cause, folder, nameOf(entry)),
+        onFailure: (cause, entry) => refusals.add(cause, folder, nameOf(entry)),
       });
     } catch (cause) {
       refusals.add(cause, folder);
@@ -121,9 +121,9 @@ export async function emptyDirectory(
 
   async function finishDirectory(folder: WalkedDirectory): Promise<'again' | 'done'> {
     const { parent, name, isPartial, hasFailures } = folder;
-    // A new listing finds the refused objects again. So it is worth it only if other objects were removed.
-    if (isPartial && (!hasFailures || (done > (doneBefore.get(folder) ?? 0) && folder.passes < maxPasses))) {
-      // Count only passes that find new entries or leave some.
+    // A new listing finds the refused objects again. So list again only if other objects were removed.
+    if (isPartial && (!hasFailures || (done > (doneAtPassStart.get(folder) ?? 0) && folder.passes < maxPasses))) {
+      // Count only passes with failures.
       if (!hasFailures) folder.passes--;
       return 'again';
     }

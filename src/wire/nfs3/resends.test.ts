@@ -28,13 +28,13 @@ import {
 import { createRpcClient, type RpcClientOptions } from '../rpc/client.ts';
 import { createNfsClient, type NfsClient } from './client.ts';
 
-function connected(options: Pick<RpcClientOptions, 'addresses'> & Partial<RpcClientOptions>): NfsClient {
+function connectClient(options: Pick<RpcClientOptions, 'addresses'> & Partial<RpcClientOptions>): NfsClient {
   const rpc = createRpcClient({ clock: systemClock(), identity: user(0), ...options });
   onTestFinished(() => rpc.close());
   return createNfsClient(rpc, systemClock());
 }
 
-async function proxyTo(
+async function startProxyTo(
   to: { readonly host: string; readonly port: number },
   options?: ReplayingProxyOptions,
 ): Promise<ReplayingProxy> {
@@ -43,8 +43,8 @@ async function proxyTo(
   return proxy;
 }
 
-/** What every server that remembers its answers has to be used for. */
-function recognised(nodesOf: () => Promise<ResendNodes>): void {
+/** The tests for all servers that keep their replies. */
+function testRecognisedResends(nodesOf: () => Promise<ResendNodes>): void {
   test.each(mutations)('$name: the reply is lost, and node B makes a change before the resend', async (mutation) => {
     await loseReply(await nodesOf(), mutation);
   });
@@ -72,19 +72,19 @@ describe('a server that recognises resent calls as Linux does, by their xid, add
     own = await startOwnServer({ replaysByPort: true });
     const { nfs: b, root } = await own.mount();
     const { handle: directory } = await b.mkdir(root, 'work', { mode: 0o755 });
-    const proxy = await proxyTo(own.server);
-    const a = connected({ addresses: [proxy], ...more });
+    const proxy = await startProxyTo(own.server);
+    const a = connectClient({ addresses: [proxy], ...more });
     return { proxy, a, b, directory, folder: join(own.directory, 'work'), witnesses: root };
   }
-  recognised(nodesOf);
+  testRecognisedResends(nodesOf);
 
   test.each(mutations)(
     '$name: the reply is lost, and a restart of the server is not excluded: it did not restart',
     async (mutation) => {
       const nodes = await nodesOf({ stallMs: 500 });
       await loseReplyWithoutVerifier(nodes, mutation);
-      const isTaking = removingMutations.includes(mutation);
-      expect(nodes.proxy.deliveries(mutation.procedure)).toBeGreaterThanOrEqual(isTaking ? 1 : 2);
+      const removesName = removingMutations.includes(mutation);
+      expect(nodes.proxy.deliveries(mutation.procedure)).toBeGreaterThanOrEqual(removesName ? 1 : 2);
     },
   );
 
@@ -126,9 +126,9 @@ describe('a server that recognises resent calls as Linux does, by their xid, add
 
 describe.skipIf(needs('root', 'mount', 'ganesha'))('nfs-ganesha', () => {
   const it = exportedByGanesha();
-  recognised(async () => {
-    const proxy = await proxyTo({ host: it.server.host, port: it.server.nfsPort });
-    const a = connected({ addresses: [proxy] });
+  testRecognisedResends(async () => {
+    const proxy = await startProxyTo({ host: it.server.host, port: it.server.nfsPort });
+    const a = connectClient({ addresses: [proxy] });
     return { proxy, a, b: it.nfs, directory: it.directory, folder: it.folder, witnesses: it.open.root };
   });
 });
@@ -137,9 +137,9 @@ describe('a server with two addresses', () => {
   test.each(removingMutations)('$name: node B makes a change before node A has failed over', async (mutation) => {
     const own = await startOwnServer({ replaysByPort: true });
     const { nfs: b, root } = await own.mount();
-    const proxy = await proxyTo(own.server);
-    const second = await proxyTo(own.server, { host: '127.0.0.3', source: '127.0.0.4' });
-    const a = connected({ addresses: [proxy, second], stallMs: 500 });
+    const proxy = await startProxyTo(own.server);
+    const second = await startProxyTo(own.server, { host: '127.0.0.3', source: '127.0.0.4' });
+    const a = connectClient({ addresses: [proxy, second], stallMs: 500 });
     const { handle: directory } = await b.mkdir(root, 'work', { mode: 0o755 });
     const nodes = { proxy, a, b, directory, folder: join(own.directory, 'work'), witnesses: root };
     await failOver(nodes, mutation, second);

@@ -9,25 +9,25 @@ import type { FileHandle } from './structures.ts';
 const directory = Buffer.from('directory') as unknown as FileHandle;
 const expected = Buffer.from('expected') as unknown as FileHandle;
 const another = Buffer.from('another') as unknown as FileHandle;
-const hard = { deadlineMs: Number.POSITIVE_INFINITY };
-const done = { before: undefined, after: undefined };
+const withoutDeadline = { deadlineMs: Number.POSITIVE_INFINITY };
+const unknownChange = { before: undefined, after: undefined };
 const attributes = (fileId: bigint) => ({ fileId, fsid: 1n });
 
 type Answer = () => unknown;
 
 let clock: FakeClock;
-let asked: string[];
-/** What the server answers, by procedure, in order. */
+let calls: string[];
+/** The server's replies by procedure, in order. */
 let answers: Record<string, Answer[]>;
 let nfs: NfsClient;
 
 beforeEach(() => {
   clock = createFakeClock();
-  asked = [];
+  calls = [];
   answers = {};
   const rpc: Pick<RpcClient, 'call'> = {
     call: async (procedure, _args, _options, recover) => {
-      asked.push(procedure.name);
+      calls.push(procedure.name);
       const answer = answers[procedure.name]?.shift();
       if (answer === undefined) throw new Error(`${procedure.name} was not expected`);
       try {
@@ -41,7 +41,7 @@ beforeEach(() => {
   nfs = createNfsClient(rpc, clock);
 });
 
-const failing =
+const failWith =
   (
     failure: RpcFailure,
     more: { readonly maybeDone?: boolean; readonly outcomeCheck?: RpcError['outcomeCheck'] } = {},
@@ -49,114 +49,117 @@ const failing =
   () => {
     throw new RpcError(failure, { failure, ...(more as object) });
   };
-/** The connection was lost, and the server would not recognise the call. */
-const lost = (after = 0, before = Number.POSITIVE_INFINITY): Answer =>
-  failing('lost', { maybeDone: true, outcomeCheck: { after, before } });
-const refused =
+/** Fails like a lost connection to a server that would not recognise the call. */
+const connectionLost = (after = 0, before = Number.POSITIVE_INFINITY): Answer =>
+  failWith('lost', { maybeDone: true, outcomeCheck: { notBefore: after, deadline: before } });
+const refuseWith =
   (status: keyof typeof nfsStatus, procedure = 'LOOKUP'): Answer =>
   () => {
     throw new NfsError(procedure, nfsStatus[status], false);
   };
-const found =
+const findHandle =
   (handle: FileHandle): Answer =>
   () => ({ handle, attributes: undefined });
 
-/** Lets time pass until the call has ended. */
-async function ended<R>(call: Promise<R>): Promise<R> {
-  let isOver = false;
-  const over = call.finally(() => {
-    isOver = true;
+/** Advances the clock until the call has ended. */
+async function waitForEnd<R>(call: Promise<R>): Promise<R> {
+  let hasEnded = false;
+  const settled = call.finally(() => {
+    hasEnded = true;
   });
-  over.catch(() => undefined);
-  while (!isOver) {
+  settled.catch(() => undefined);
+  while (!hasEnded) {
     await new Promise(setImmediate);
     clock.advance(1_000);
   }
-  return await over;
+  return await settled;
 }
 
-const removed = () => ended(nfs.remove(directory, 'f', { ...hard, expected }));
+const removeFile = () => waitForEnd(nfs.remove(directory, 'f', { ...withoutDeadline, expected }));
 
 describe('a lost REMOVE that the server would not recognise', () => {
   test('succeeds if the name does not exist', async () => {
-    answers = { REMOVE: [lost()], LOOKUP: [refused('NOENT')] };
-    await removed();
-    expect(asked).toEqual(['REMOVE', 'LOOKUP']);
+    answers = { REMOVE: [connectionLost()], LOOKUP: [refuseWith('NOENT')] };
+    await removeFile();
+    expect(calls).toEqual(['REMOVE', 'LOOKUP']);
   });
 
   test('succeeds if the name refers to another file', async () => {
     const stats = [() => attributes(1n), () => attributes(2n)];
-    answers = { REMOVE: [lost()], LOOKUP: [found(another)], GETATTR: stats };
-    await removed();
-    expect(asked).not.toContain('REMOVE REMOVE');
-    expect(asked.filter((name) => name === 'REMOVE')).toHaveLength(1);
+    answers = { REMOVE: [connectionLost()], LOOKUP: [findHandle(another)], GETATTR: stats };
+    await removeFile();
+    expect(calls).not.toContain('REMOVE REMOVE');
+    expect(calls.filter((name) => name === 'REMOVE')).toHaveLength(1);
   });
 
   test('is sent again if the name refers to the same file by another handle', async () => {
     const stats = [() => attributes(1n), () => attributes(1n)];
-    answers = { REMOVE: [lost(), () => done], LOOKUP: [found(another)], GETATTR: stats };
-    await removed();
-    expect(asked.filter((name) => name === 'REMOVE')).toHaveLength(2);
+    answers = { REMOVE: [connectionLost(), () => unknownChange], LOOKUP: [findHandle(another)], GETATTR: stats };
+    await removeFile();
+    expect(calls.filter((name) => name === 'REMOVE')).toHaveLength(2);
   });
 
   test('is looked up again when it is lost a second time', async () => {
-    answers = { REMOVE: [lost(), lost()], LOOKUP: [found(expected), refused('NOENT')] };
-    await removed();
-    expect(asked).toEqual(['REMOVE', 'LOOKUP', 'REMOVE', 'LOOKUP']);
+    answers = { REMOVE: [connectionLost(), connectionLost()], LOOKUP: [findHandle(expected), refuseWith('NOENT')] };
+    await removeFile();
+    expect(calls).toEqual(['REMOVE', 'LOOKUP', 'REMOVE', 'LOOKUP']);
   });
 
   test('waits until the first copy is no longer expected to run', async () => {
-    answers = { REMOVE: [lost(20_000)], LOOKUP: [refused('NOENT')] };
-    await removed();
+    answers = { REMOVE: [connectionLost(20_000)], LOOKUP: [refuseWith('NOENT')] };
+    await removeFile();
     expect(clock.elapsed()).toBeGreaterThanOrEqual(20_000);
   });
 
-  test.each([failing('unreachable'), failing('lost', { maybeDone: false }), refused('JUKEBOX')])(
+  test.each([failWith('unreachable'), failWith('lost', { maybeDone: false }), refuseWith('JUKEBOX')])(
     'is looked up until the server answers (%#)',
     async (failure) => {
-      // JUKEBOX is asked for again by the look itself, until that gives up.
-      answers = { REMOVE: [lost()], LOOKUP: [...Array<Answer>(9).fill(failure), refused('NOENT')] };
-      await removed();
-      expect(asked.filter((name) => name === 'REMOVE')).toHaveLength(1);
+      // The LOOKUP itself retries JUKEBOX for a while.
+      answers = { REMOVE: [connectionLost()], LOOKUP: [...Array<Answer>(9).fill(failure), refuseWith('NOENT')] };
+      await removeFile();
+      expect(calls.filter((name) => name === 'REMOVE')).toHaveLength(1);
     },
   );
 
   test.each<readonly [string, Answer]>([
-    ['is not told before its deadline', failing('deadline')],
-    ['may not be looked for', refused('ACCES')],
-    ['is looked for on a client that is closed', failing('closed')],
-  ])('and that %s stays one that may have been done', async (_what, failure) => {
-    answers = { REMOVE: [lost()], LOOKUP: [failure] };
-    await expect(removed()).rejects.toMatchObject({ name: 'RpcError', maybeDone: true });
+    ['has no reply to the LOOKUP before its deadline', failWith('deadline')],
+    ['has no permission for the LOOKUP', refuseWith('ACCES')],
+    ['is looked up on a closed client', failWith('closed')],
+  ])('keeps an unknown outcome if it %s', async (_what, failure) => {
+    answers = { REMOVE: [connectionLost()], LOOKUP: [failure] };
+    await expect(removeFile()).rejects.toMatchObject({ name: 'RpcError', maybeDone: true });
   });
 
   test('keeps an unknown outcome if the caller did not name the expected file', async () => {
-    answers = { REMOVE: [lost()], LOOKUP: [found(another)] };
-    await expect(ended(nfs.remove(directory, 'f', hard))).rejects.toMatchObject({ failure: 'lost', maybeDone: true });
+    answers = { REMOVE: [connectionLost()], LOOKUP: [findHandle(another)] };
+    await expect(waitForEnd(nfs.remove(directory, 'f', withoutDeadline))).rejects.toMatchObject({
+      failure: 'lost',
+      maybeDone: true,
+    });
   });
 
   test('keeps an unknown outcome if no time is left for the check', async () => {
-    answers = { REMOVE: [lost(20_000, 10_000)] };
-    await expect(removed()).rejects.toMatchObject({ failure: 'lost', maybeDone: true });
-    expect(asked).toEqual(['REMOVE']);
+    answers = { REMOVE: [connectionLost(20_000, 10_000)] };
+    await expect(removeFile()).rejects.toMatchObject({ failure: 'lost', maybeDone: true });
+    expect(calls).toEqual(['REMOVE']);
   });
 
   test('ends when the caller aborts', async () => {
-    const mine = new AbortController();
-    answers = { REMOVE: [lost(20_000)] };
-    const call = nfs.remove(directory, 'f', { ...hard, expected, signal: mine.signal });
-    mine.abort();
+    const caller = new AbortController();
+    answers = { REMOVE: [connectionLost(20_000)] };
+    const call = nfs.remove(directory, 'f', { ...withoutDeadline, expected, signal: caller.signal });
+    caller.abort();
     await expect(call).rejects.toMatchObject({ failure: 'canceled', maybeDone: true });
   });
 });
 
 describe('a lost MKDIR that the server would not recognise', () => {
-  test('is recognised as our own when it is resent after an outage of the server', async () => {
-    const made = { handle: expected, attributes: { type: 2 } };
+  test('finds its own directory when it is resent after an outage of the server', async () => {
+    const createdDirectory = { handle: expected, attributes: { type: 2 } };
     answers = {
-      MKDIR: [lost(), failing('unreachable'), refused('EXIST', 'MKDIR')],
-      LOOKUP: [() => made],
+      MKDIR: [connectionLost(), failWith('unreachable'), refuseWith('EXIST', 'MKDIR')],
+      LOOKUP: [() => createdDirectory],
     };
-    expect(await ended(nfs.mkdir(directory, 'd', {}, hard))).toMatchObject({ handle: expected });
+    expect(await waitForEnd(nfs.mkdir(directory, 'd', {}, withoutDeadline))).toMatchObject({ handle: expected });
   });
 });

@@ -18,16 +18,16 @@ export interface Mutation<A, R> {
   readonly findOutcome?: ((options: CallOptions, unknown: RpcError) => Promise<R | undefined>) | undefined;
 }
 
-/** Makes NFS calls. Retries JUKEBOX and resolves lost mutations. `failed` handles an error: it returns a result or throws. */
+/** Makes NFS calls. Retries JUKEBOX and resolves lost mutations. `onError` handles an error: it returns a result or throws. */
 export interface RetryingCalls {
-  call<A, R>(procedure: Procedure<A, R>, args: A, options: CallOptions | undefined, failed?: OnError<R>): Promise<R>;
-  mutate<A, R>(mutation: Mutation<A, R>, failed?: OnError<R>): Promise<R>;
+  call<A, R>(procedure: Procedure<A, R>, args: A, options: CallOptions | undefined, onError?: OnError<R>): Promise<R>;
+  mutate<A, R>(mutation: Mutation<A, R>, onError?: OnError<R>): Promise<R>;
 }
 
 /**
- * A server that answers JUKEBOX (try later, for example during a tape load or a quota count) is asked again until the deadline.
+ * The pauses before the retries after JUKEBOX (try later, for example during a tape load or a quota count), within the deadline.
  */
-const jukeboxMs = [100, 200, 400, 800, 1600, 3200, 5000] as const;
+const jukeboxPausesMs = [100, 200, 400, 800, 1600, 3200, 5000] as const;
 
 const never = new AbortController().signal;
 const firstBackOffMs = 100;
@@ -36,16 +36,16 @@ const maxBackOffMs = 5_000;
 export function createRetryingCalls(rpc: Pick<RpcClient, 'call'>, clock: Clock): RetryingCalls {
   async function retryJukebox<A, R>(
     { procedure, args, options }: Mutation<A, R>,
-    since: number,
+    startedAt: number,
     refusal: NfsError,
   ): Promise<R> {
     const { signal = never, deadlineMs } = options ?? {};
-    for (const pause of jukeboxMs) {
-      const left = deadlineMs && deadlineMs - pause - (clock.elapsed() - since);
-      if (left !== undefined && left <= 0) break;
+    for (const pause of jukeboxPausesMs) {
+      const remainingMs = deadlineMs && deadlineMs - pause - (clock.elapsed() - startedAt);
+      if (remainingMs !== undefined && remainingMs <= 0) break;
       await clock.sleep(pause, signal);
       try {
-        return await rpc.call(procedure, args, { ...options, deadlineMs: left });
+        return await rpc.call(procedure, args, { ...options, deadlineMs: remainingMs });
       } catch (cause) {
         if (isNfsError(cause, 'JUKEBOX')) continue;
         throw refusal.resent ? markResent(cause) : cause;
@@ -60,31 +60,31 @@ export function createRetryingCalls(rpc: Pick<RpcClient, 'call'>, clock: Clock):
    */
   async function resolveOutcome<A, R>(mutation: Mutation<A, R>, first: RpcError): Promise<R> {
     const { procedure, options } = mutation;
-    const before = first.outcomeCheck?.before ?? 0;
-    let after = first.outcomeCheck?.after ?? 0;
+    const deadline = first.outcomeCheck?.deadline ?? 0;
+    let notBefore = first.outcomeCheck?.notBefore ?? 0;
     for (let backOff = firstBackOffMs; ; backOff = Math.min(backOff * 2, maxBackOffMs)) {
-      const wait = Math.max(0, after - clock.elapsed());
-      if (clock.elapsed() + wait >= before) throw first;
+      const wait = Math.max(0, notBefore - clock.elapsed());
+      if (clock.elapsed() + wait >= deadline) throw first;
       await pause(wait, procedure.name, options?.signal ?? never);
       try {
-        return await checkAndRepeat(mutation, before, first);
+        return await checkAndRepeat(mutation, deadline, first);
       } catch (cause) {
         if (cause === first || !isUnanswered(cause)) throw asMaybeDone(cause);
-        after = outcomeCheckOf(cause)?.after ?? clock.elapsed() + backOff;
+        notBefore = outcomeCheckOf(cause)?.notBefore ?? clock.elapsed() + backOff;
       }
     }
   }
 
-  async function checkAndRepeat<A, R>(mutation: Mutation<A, R>, before: number, first: RpcError): Promise<R> {
+  async function checkAndRepeat<A, R>(mutation: Mutation<A, R>, deadline: number, first: RpcError): Promise<R> {
     const { procedure, args, options, findOutcome } = mutation;
-    const inTime = (): CallOptions => ({ ...options, deadlineMs: before - clock.elapsed() });
-    const done = await findOutcome?.(inTime(), first).catch((cause: unknown) => {
+    const optionsUntilDeadline = (): CallOptions => ({ ...options, deadlineMs: deadline - clock.elapsed() });
+    const done = await findOutcome?.(optionsUntilDeadline(), first).catch((cause: unknown) => {
       // Callers handle STALE and BADHANDLE of the directory. Other errors of the lookup do not decide the outcome.
       throw cause instanceof NfsError && !isNfsError(cause, 'JUKEBOX', 'STALE', 'BADHANDLE') ? first : cause;
     });
     if (done !== undefined) return done;
     try {
-      return await rpc.call(procedure, args, inTime());
+      return await rpc.call(procedure, args, optionsUntilDeadline());
     } catch (cause) {
       throw markResent(cause);
     }
@@ -101,16 +101,16 @@ export function createRetryingCalls(rpc: Pick<RpcClient, 'call'>, clock: Clock):
     failed: OnError<R>,
     ...[cause, since]: Parameters<Recover<R>>
   ): R | Promise<R> {
-    const unlessLost = (why: unknown): R | Promise<R> =>
+    const resolveIfLost = (why: unknown): R | Promise<R> =>
       outcomeCheckOf(why) === undefined ? failed(why) : resolveOutcome(mutation, why as RpcError).catch(failed);
-    if (isNfsError(cause, 'JUKEBOX')) return retryJukebox(mutation, since, cause).catch(unlessLost);
+    if (isNfsError(cause, 'JUKEBOX')) return retryJukebox(mutation, since, cause).catch(resolveIfLost);
     // Treat a missing procedure like NFS3ERR_NOTSUPP.
     if (cause instanceof RpcError && cause.failure === 'no-procedure')
       throw new NfsError(mutation.procedure.name, nfsStatus.NOTSUPP, false);
-    return unlessLost(cause);
+    return resolveIfLost(cause);
   }
 
-  // Without `await` or `catch` on the way: a call costs a few microseconds, and each promise is a part of that.
+  // Without `await` or `catch`: a call takes a few microseconds, and each promise costs a part of that.
   const mutate: RetryingCalls['mutate'] = (mutation, failed = rethrow) =>
     rpc.call(mutation.procedure, mutation.args, mutation.options, (cause, since) =>
       recover(mutation, failed, cause, since),

@@ -11,7 +11,7 @@ import { commit, getattr, lookup, mkdir, read, write } from './procedures.ts';
 import { nfsStatus } from './status.ts';
 import { type Attributes, fileType, stability, writeAttributes, writePostAttributes } from './structures.ts';
 
-/** What servers may do, and the ones we can run do not. */
+/** Replies that RFC 1813 allows, but that the servers of the interoperability tests do not send. */
 const handle = Buffer.from('handle');
 const attributes: Attributes = {
   type: fileType.directory,
@@ -32,60 +32,60 @@ const attributes: Attributes = {
   ctime: 0,
   ctimeNs: 0,
 };
-const refused =
+const errorReply =
   (status: number): Reply =>
   (writer) => {
     writer.u32(status).u32(0).u32(0);
     return undefined;
   };
-const got: Reply = (writer) => {
+const getattrReply: Reply = (writer) => {
   writeAttributes(writer.u32(0), attributes);
   return undefined;
 };
 
 describe('a JUKEBOX reply (try later)', () => {
   test('makes the client retry after a pause', async () => {
-    const asked: number[] = [];
+    const getattrCalls: number[] = [];
     const { nfs } = await startFakeNfs({
-      [getattr.number]: () => (asked.push(performance.now()) < 3 ? refused(nfsStatus.JUKEBOX) : got),
+      [getattr.number]: () => (getattrCalls.push(performance.now()) < 3 ? errorReply(nfsStatus.JUKEBOX) : getattrReply),
     });
     expect((await nfs.getattr(handle)).type).toBe(fileType.directory);
-    expect(asked).toHaveLength(3);
-    const [first = 0, second = 0] = asked;
+    expect(getattrCalls).toHaveLength(3);
+    const [first = 0, second = 0] = getattrCalls;
     expect(second - first).toBeGreaterThan(50);
   });
 
   test('does not extend the deadline', async () => {
-    let asked = 0;
+    let getattrCalls = 0;
     const { nfs } = await startFakeNfs({
       [getattr.number]: () => {
-        asked++;
-        return refused(nfsStatus.JUKEBOX);
+        getattrCalls++;
+        return errorReply(nfsStatus.JUKEBOX);
       },
     });
     await expect(nfs.getattr(handle, { deadlineMs: 5_000 })).rejects.toThrow('GETATTR: NFS3ERR_JUKEBOX');
     // After 0.1, 0.3, 0.7, 1.5 and 3.1 s. The next time would be after 6.3 s.
-    expect(asked).toBeLessThanOrEqual(6);
+    expect(getattrCalls).toBeLessThanOrEqual(6);
   });
 
   test('is not retried after the caller aborts', async () => {
-    const mine = new AbortController();
-    let asked = 0;
+    const caller = new AbortController();
+    let getattrCalls = 0;
     const { nfs } = await startFakeNfs({
       [getattr.number]: () => {
-        // It waits before it asks for the third time.
-        if (++asked === 2) setImmediate(() => mine.abort());
-        return refused(nfsStatus.JUKEBOX);
+        // Abort while the client waits before the third call.
+        if (++getattrCalls === 2) setImmediate(() => caller.abort());
+        return errorReply(nfsStatus.JUKEBOX);
       },
     });
-    await expect(nfs.getattr(handle, { signal: mine.signal })).rejects.toThrow();
-    expect(asked).toBe(2);
+    await expect(nfs.getattr(handle, { signal: caller.signal })).rejects.toThrow();
+    expect(getattrCalls).toBe(2);
   });
 
   test('between two executed copies does not hide that the first was executed', async () => {
     const answers = [0, nfsStatus.JUKEBOX, nfsStatus.EXIST];
     const { port } = await startFakeNfs({
-      [mkdir.number]: () => refused(answers.shift() ?? 0),
+      [mkdir.number]: () => errorReply(answers.shift() ?? 0),
       [lookup.number]: () => (writer) => {
         writePostAttributes(writer.u32(0).opaque(handle), attributes);
         writePostAttributes(writer, undefined);
@@ -96,25 +96,25 @@ describe('a JUKEBOX reply (try later)', () => {
     const rpc = createRpcClient({ clock: systemClock(), addresses: [proxy] });
     onTestFinished(() => rpc.close());
     proxy.cutReplyTo(mkdir.number);
-    const made = await createNfsClient(rpc, systemClock()).mkdir(handle, 'made', {});
-    expect(Buffer.from(made.handle)).toEqual(handle);
+    const created = await createNfsClient(rpc, systemClock()).mkdir(handle, 'made', {});
+    expect(Buffer.from(created.handle)).toEqual(handle);
     expect(answers).toEqual([]);
   });
 });
 
 describe('the size of transfers', () => {
-  /** Keeps what is written, and takes at most so much of each call. */
-  async function keeping(most: number): Promise<{ nfs: NfsClient; content: Buffer; sizes: number[] }> {
+  /** Starts a server that stores written data, and reads or writes at most `maxBytes` bytes in one call. */
+  async function startStoringServer(maxBytes: number): Promise<{ nfs: NfsClient; content: Buffer; sizes: number[] }> {
     const content = Buffer.alloc(3 * 1024 * 1024);
     const sizes: number[] = [];
     const { nfs } = await startFakeNfs({
       [write.number]: (reader) => {
         reader.opaque(64);
         const offset = reader.size();
-        reader.take(8);
+        reader.skipBytes(8);
         const data = reader.opaque(1 << 30);
         sizes.push(data.length);
-        const count = data.copy(content, offset, 0, Math.min(most, data.length));
+        const count = data.copy(content, offset, 0, Math.min(maxBytes, data.length));
         return (writer) => void writer.u32(0).u32(0).u32(0).u32(count).u32(stability.unstable).u64(7n) as undefined;
       },
       [commit.number]: () => (writer) => void writer.u32(0).u32(0).u32(0).u64(7n) as undefined,
@@ -123,7 +123,7 @@ describe('the size of transfers', () => {
         const offset = reader.size();
         const wanted = reader.u32();
         sizes.push(wanted);
-        const data = content.subarray(offset, offset + Math.min(most, wanted));
+        const data = content.subarray(offset, offset + Math.min(maxBytes, wanted));
         return (writer) => {
           writer
             .u32(0)
@@ -142,22 +142,22 @@ describe('the size of transfers', () => {
 
   test.each([1000, 65_537])(
     'all data are transferred if the server accepts and returns at most %d bytes',
-    async (most) => {
-      const { nfs, content, sizes } = await keeping(most);
-      const part = data.subarray(0, most * 30);
-      const writer = createFileWriter(nfs, handle, { size: most * 7 });
+    async (maxBytes) => {
+      const { nfs, content, sizes } = await startStoringServer(maxBytes);
+      const part = data.subarray(0, maxBytes * 30);
+      const writer = createFileWriter(nfs, handle, { size: maxBytes * 7 });
       await writer.write(0, part);
       await writer.flush();
       expect(content.subarray(0, part.length).equals(part)).toBe(true);
       expect(sizes.length).toBeGreaterThanOrEqual(30);
-      const into = Buffer.alloc(part.length);
-      expect(await readFully(nfs, handle, 0, into)).toBe(part.length);
-      expect(into.equals(part)).toBe(true);
+      const destination = Buffer.alloc(part.length);
+      expect(await readFully(nfs, handle, 0, destination)).toBe(part.length);
+      expect(destination.equals(part)).toBe(true);
     },
   );
 
-  test('a server that accepts a gigabyte gets a megabyte', async () => {
-    const { nfs, content, sizes } = await keeping(Number.POSITIVE_INFINITY);
+  test('is at most 1 MiB, also if the server accepts more', async () => {
+    const { nfs, content, sizes } = await startStoringServer(Number.POSITIVE_INFINITY);
     const writer = createFileWriter(nfs, handle);
     await writer.write(0, data);
     await writer.flush();
@@ -167,17 +167,17 @@ describe('the size of transfers', () => {
   });
 });
 
-describe('invalid names that the client never sends', () => {
+describe('the client never sends the invalid name', () => {
   test.each([['n'.repeat(256)], [Buffer.alloc(256, 0xfe)], ['a/b'], ['..'], ['.'], [''], ['a\0b']])(
     '%j',
     async (name) => {
       let calls = 0;
       const count = (): Reply => {
         calls++;
-        return refused(nfsStatus.IO);
+        return errorReply(nfsStatus.IO);
       };
       const { nfs } = await startFakeNfs(Object.fromEntries(Array.from({ length: 22 }, (_, i) => [i, count])));
-      const [place, good] = [
+      const [invalidTarget, validTarget] = [
         { directory: handle, name },
         { directory: handle, name: 'good' },
       ];
@@ -186,12 +186,12 @@ describe('invalid names that the client never sends', () => {
         () => nfs.create(handle, name, { mode: 'guarded', set: {} }),
         () => nfs.mkdir(handle, name, {}),
         () => nfs.symlink(handle, name, 'target', {}),
-        () => nfs.mknod({ ...place, type: fileType.fifo, set: {} }),
+        () => nfs.mknod({ ...invalidTarget, type: fileType.fifo, set: {} }),
         () => nfs.remove(handle, name),
         () => nfs.rmdir(handle, name),
-        () => nfs.rename(place, good),
-        () => nfs.rename(good, place),
-        () => nfs.link(handle, place),
+        () => nfs.rename(invalidTarget, validTarget),
+        () => nfs.rename(validTarget, invalidTarget),
+        () => nfs.link(handle, invalidTarget),
       ];
       for (const one of all) await expect(one()).rejects.toMatchObject({ name: 'NameError' });
       expect(calls).toBe(0);

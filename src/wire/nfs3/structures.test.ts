@@ -8,7 +8,7 @@ import * as procedures from './procedures.ts';
 import { NfsError } from './status.ts';
 import {
   type Attributes,
-  maxHandle,
+  maxHandleBytes,
   readPostAttributes,
   readPostHandle,
   readSetAttributes,
@@ -47,70 +47,70 @@ const time = fc.oneof(
   fc.record({ seconds: u32, nanoseconds: u32 }),
   fc.constant(undefined),
 );
-const optional = <T>(of: fc.Arbitrary<T>): fc.Arbitrary<T | undefined> => fc.option(of, { nil: undefined });
+const optionally = <T>(of: fc.Arbitrary<T>): fc.Arbitrary<T | undefined> => fc.option(of, { nil: undefined });
 const set: fc.Arbitrary<SetAttributes> = fc.record({
-  mode: optional(u32),
-  uid: optional(u32),
-  gid: optional(u32),
-  size: optional(fc.maxSafeNat()),
+  mode: optionally(u32),
+  uid: optionally(u32),
+  gid: optionally(u32),
+  size: optionally(fc.maxSafeNat()),
   atime: time,
   mtime: time,
 });
 
-const reading = (bytes: Uint8Array): XdrReader => {
+const readerOf = (bytes: Uint8Array): XdrReader => {
   const buffer = Buffer.from(bytes);
   return new XdrReader().reset(buffer, new DataView(buffer.buffer, buffer.byteOffset, buffer.length), 0, buffer.length);
 };
-const written = (write: (writer: XdrWriter) => void): XdrReader => {
+const encodedReader = (write: (writer: XdrWriter) => void): XdrReader => {
   const writer = new XdrWriter(64);
   write(writer);
-  return reading(writer.written);
+  return readerOf(writer.written);
 };
 
 describe('decoding returns the encoded values', () => {
   test('of attributes before and after a change', () => {
     fc.assert(
-      fc.property(optional(attributes), (given) => {
-        expect(readPostAttributes(written((w) => writePostAttributes(w, given)))).toEqual(given);
-        expect(readWcc(written((w) => writeWcc(w, given)))).toEqual({ before: undefined, after: given });
+      fc.property(optionally(attributes), (original) => {
+        expect(readPostAttributes(encodedReader((w) => writePostAttributes(w, original)))).toEqual(original);
+        expect(readWcc(encodedReader((w) => writeWcc(w, original)))).toEqual({ before: undefined, after: original });
       }),
     );
   });
 
   test('of attributes to set', () => {
     fc.assert(
-      fc.property(set, (given) => {
-        expect(readSetAttributes(written((w) => writeSetAttributes(w, given)))).toEqual(given);
+      fc.property(set, (original) => {
+        expect(readSetAttributes(encodedReader((w) => writeSetAttributes(w, original)))).toEqual(original);
       }),
     );
   });
 
   test('of handles up to their maximum length', () => {
     fc.assert(
-      fc.property(optional(fc.uint8Array({ maxLength: maxHandle })), (given) => {
-        const read = readPostHandle(written((w) => writePostHandle(w, given)));
-        expect(read && Buffer.from(read)).toEqual(given && Buffer.from(given));
+      fc.property(optionally(fc.uint8Array({ maxLength: maxHandleBytes })), (original) => {
+        const read = readPostHandle(encodedReader((w) => writePostHandle(w, original)));
+        expect(read && Buffer.from(read)).toEqual(original && Buffer.from(original));
       }),
     );
-    const long = new Uint8Array(maxHandle + 1);
-    expect(() => readPostHandle(written((w) => writePostHandle(w, long)))).toThrow(XdrError);
+    const long = new Uint8Array(maxHandleBytes + 1);
+    expect(() => readPostHandle(encodedReader((w) => writePostHandle(w, long)))).toThrow(XdrError);
   });
 
   test("of a mode, without the server's own bits", () => {
-    const [given] = fc.sample(attributes, 1) as [Attributes];
-    const reader = written((w) => writeAttributes(w, { ...given, mode: 0x8000_01ed }));
+    const [original] = fc.sample(attributes, 1) as [Attributes];
+    const reader = encodedReader((w) => writeAttributes(w, { ...original, mode: 0x8000_01ed }));
     expect(
       readPostAttributes(
-        written((w) => {
+        encodedReader((w) => {
           w.bool(true);
-          w.fixed(reader.buffer);
+          w.fixedOpaque(reader.buffer);
         }),
       )?.mode,
     ).toBe(0o755);
   });
 });
 
-describe('decoding any reply returns a result or throws a decoding error', () => {
+describe('decoding any bytes returns a result or throws a decoding error, for', () => {
   const calls: [Procedure<never, unknown>, unknown][] = [
     [procedures.getattr, new Uint8Array(8)],
     [procedures.setattr, {}],
@@ -140,18 +140,18 @@ describe('decoding any reply returns a result or throws a decoding error', () =>
   test.each(calls.map(([procedure, args]) => ({ name: procedure.name, procedure, args })))(
     '$name',
     ({ procedure, args }) => {
-      // Mostly small words: they pass for flags and lengths, and so lead deeper than noise does.
+      // Mostly small words: they are valid flags and lengths, so decoding gets further than with random words.
       const word = fc.oneof({ weight: 4, arbitrary: fc.nat(3) }, { weight: 1, arbitrary: u32 });
       fc.assert(
-        fc.property(fc.array(word, { maxLength: 80 }), fc.nat(3), (words, cut) => {
+        fc.property(fc.array(word, { maxLength: 80 }), fc.nat(3), (words, missingBytes) => {
           const buffer = Buffer.alloc(words.length * 4);
           words.forEach((value, i) => {
             buffer.writeUInt32BE(value, i * 4);
           });
-          const reader = reading(buffer.subarray(0, Math.max(0, buffer.length - cut)));
+          const reader = readerOf(buffer.subarray(0, Math.max(0, buffer.length - missingBytes)));
           try {
             procedure.decode(reader, args as never, false);
-            expect(reader.left).toBeGreaterThanOrEqual(0);
+            expect(reader.remaining).toBeGreaterThanOrEqual(0);
           } catch (thrown) {
             const expected =
               thrown instanceof XdrError || thrown instanceof NfsError || thrown instanceof mounting.MountError;

@@ -4,11 +4,11 @@ import type { Text, XdrWriter } from '../xdr/writer.ts';
 export const nfsProgram = 100003;
 export const nfsVersion = 3;
 /** RFC 1813, section 2.4. */
-export const maxHandle = 64;
-export const maxName = 255;
-export const maxPath = 4096;
+export const maxHandleBytes = 64;
+export const maxNameBytes = 255;
+export const maxPathBytes = 4096;
 /** The limit on one READ or WRITE, even if the server offers more. */
-export const maxTransfer = 1024 * 1024;
+export const maxTransferBytes = 1024 * 1024;
 
 export type FileHandle = Uint8Array;
 
@@ -49,10 +49,10 @@ export interface Attributes {
 }
 
 /** The length of fattr3. */
-export const attributesLength = 84;
+export const attributesBytes = 84;
 
 export const readAttributes = (reader: XdrReader): Attributes =>
-  attributesAt(reader.view, reader.take(attributesLength));
+  attributesAt(reader.view, reader.skipBytes(attributesBytes));
 
 /** The caller must have checked that all bytes are there. */
 export function attributesAt(view: DataView, at: number): Attributes {
@@ -80,8 +80,8 @@ export function attributesAt(view: DataView, at: number): Attributes {
 
 /** Writes each field at its offset, for speed: a listing has thousands of them. */
 export function writeAttributes(writer: XdrWriter, a: Attributes): void {
-  writer.reserve(attributesLength);
-  const { view, at } = writer;
+  writer.reserve(attributesBytes);
+  const { view, offset: at } = writer;
   view.setUint32(at, a.type);
   view.setUint32(at + 4, a.mode);
   view.setUint32(at + 8, a.links);
@@ -101,7 +101,7 @@ export function writeAttributes(writer: XdrWriter, a: Attributes): void {
   view.setUint32(at + 72, a.mtimeNs);
   view.setUint32(at + 76, a.ctime);
   view.setUint32(at + 80, a.ctimeNs);
-  writer.at = at + attributesLength;
+  writer.offset = at + attributesBytes;
 }
 
 export const readPostAttributes = (reader: XdrReader): Attributes | undefined =>
@@ -132,7 +132,7 @@ export interface Wcc {
 
 function readWccAttr(reader: XdrReader): WccAttr {
   const { view } = reader;
-  const at = reader.take(24);
+  const at = reader.skipBytes(24);
   return {
     size: view.getUint32(at) * 0x1_0000_0000 + view.getUint32(at + 4),
     mtime: view.getUint32(at + 8),
@@ -153,7 +153,7 @@ export function writeWcc(writer: XdrWriter, after: Attributes | undefined): void
 }
 
 /** A copy: a view would keep the whole receive buffer in memory, and its bytes would change. */
-export const readHandle = (reader: XdrReader): FileHandle => reader.short(maxHandle);
+export const readHandle = (reader: XdrReader): FileHandle => reader.shortOpaque(maxHandleBytes);
 
 export const readPostHandle = (reader: XdrReader): FileHandle | undefined =>
   reader.bool() ? readHandle(reader) : undefined;
@@ -186,11 +186,11 @@ function writeSetTime(writer: XdrWriter, time: Time | 'now' | undefined): void {
 }
 
 function readSetTime(reader: XdrReader): Time | 'now' | undefined {
-  const how = reader.u32();
-  if (how === 0) return undefined;
-  if (how === 1) return 'now';
-  if (how === 2) return { seconds: reader.u32(), nanoseconds: reader.u32() };
-  throw new XdrError(`${how} is not a time_how`);
+  const kind = reader.u32();
+  if (kind === 0) return undefined;
+  if (kind === 1) return 'now';
+  if (kind === 2) return { seconds: reader.u32(), nanoseconds: reader.u32() };
+  throw new XdrError(`${kind} is not a time_how`);
 }
 
 export function writeSetAttributes(writer: XdrWriter, set: SetAttributes): void {

@@ -10,16 +10,19 @@ import { NfsError } from './status.ts';
 import type { EntryPlus, FileHandle } from './structures.ts';
 import { walkTree } from './walk-tree.ts';
 
-interface Meddled {
+interface InterferingClient {
   readonly client: NfsClient;
-  /** What the server said no with, and to what: `READDIRPLUS: NFS3ERR_STALE`. */
+  /** The server's error replies, for example `READDIRPLUS: NFS3ERR_STALE`. */
   readonly refusals: Set<string>;
 }
 
-/** The client, but another client makes a change between a page of a listing and its processing. */
-function meddled(nfs: NfsClient, between: (entries: readonly EntryPlus[], directory: FileHandle) => unknown): Meddled {
+/** Wraps the client. `onPage` runs between the reply with a page and its processing, like a change by another client. */
+function interfere(
+  nfs: NfsClient,
+  onPage: (entries: readonly EntryPlus[], directory: FileHandle) => unknown,
+): InterferingClient {
   const refusals = new Set<string>();
-  const noting =
+  const recordRefusals =
     <A extends unknown[], R>(call: (...args: A) => Promise<R>) =>
     async (...args: A): Promise<R> => {
       try {
@@ -33,24 +36,24 @@ function meddled(nfs: NfsClient, between: (entries: readonly EntryPlus[], direct
     refusals,
     client: {
       ...nfs,
-      lookup: noting(nfs.lookup),
-      getattr: noting(nfs.getattr),
-      remove: noting(nfs.remove),
-      rmdir: noting(nfs.rmdir),
-      readdirplus: noting(async (args, options) => {
+      lookup: recordRefusals(nfs.lookup),
+      getattr: recordRefusals(nfs.getattr),
+      remove: recordRefusals(nfs.remove),
+      rmdir: recordRefusals(nfs.rmdir),
+      readdirplus: recordRefusals(async (args, options) => {
         const page = await nfs.readdirplus(args, options);
-        await between(page.entries, args.directory);
+        await onPage(page.entries, args.directory);
         return page;
       }),
     },
   };
 }
 
-/** On the disk: directories in directories, with files in each. */
-function plant(at: string, width: number, depth: number, files: number): void {
+/** Creates nested directories on the disk, with files in each. */
+function createTree(at: string, width: number, depth: number, files: number): void {
   fs.mkdirSync(at);
   for (let i = 0; i < files; i++) fs.closeSync(fs.openSync(join(at, `file-${i}`), 'w'));
-  for (let i = 0; depth > 0 && i < width; i++) plant(join(at, `sub-${i}`), width, depth - 1, files);
+  for (let i = 0; depth > 0 && i < width; i++) createTree(join(at, `sub-${i}`), width, depth - 1, files);
 }
 
 const namesIn = (entries: readonly EntryPlus[]): readonly string[] => entries.map(({ name }) => name);
@@ -61,10 +64,10 @@ describe.skipIf(needs('root', 'ganesha'))('removing a tree works', () => {
   const isGone = (): boolean => !fs.existsSync(it.on('tree'));
 
   test('while another client removes directories that the walk is about to enter: STALE is no error', async () => {
-    plant(it.on('tree'), 6, 1, 5);
+    createTree(it.on('tree'), 6, 1, 5);
     using other = await openExport(it.server, 'it');
     let done = false;
-    const { client, refusals } = meddled(it.nfs, async (entries, directory) => {
+    const { client, refusals } = interfere(it.nfs, async (entries, directory) => {
       if (done || !namesIn(entries).includes('sub-0')) return;
       done = true;
       for (const name of ['sub-0', 'sub-3', 'sub-5']) await removeTree(other.nfs, directory, name);
@@ -76,10 +79,10 @@ describe.skipIf(needs('root', 'ganesha'))('removing a tree works', () => {
   });
 
   test('while another client removes the directory whose files are being removed', async () => {
-    plant(it.on('tree'), 2, 1, 40);
+    createTree(it.on('tree'), 2, 1, 40);
     using other = await openExport(it.server, 'it');
     let done = false;
-    const { client, refusals } = meddled(it.nfs, async (_entries, directory) => {
+    const { client, refusals } = interfere(it.nfs, async (_entries, directory) => {
       const { handle: tree } = await other.nfs.lookup(it.directory, 'tree');
       if (done || Buffer.compare(tree, directory) === 0) return;
       done = true;
@@ -91,7 +94,7 @@ describe.skipIf(needs('root', 'ganesha'))('removing a tree works', () => {
   });
 
   test('by four clients concurrently', async () => {
-    plant(it.on('tree'), 5, 2, 12);
+    createTree(it.on('tree'), 5, 2, 12);
     const others = await Promise.all([1, 2, 3].map(() => openExport(it.server, 'it')));
     await Promise.all([it, ...others].map(({ nfs }) => remove(nfs)));
     expect(isGone()).toBe(true);
@@ -99,10 +102,10 @@ describe.skipIf(needs('root', 'ganesha'))('removing a tree works', () => {
   });
 
   test('with files that another client adds meanwhile', async () => {
-    plant(it.on('tree'), 2, 1, 3);
+    createTree(it.on('tree'), 2, 1, 3);
     const { handle: tree } = await it.nfs.lookup(it.directory, 'tree');
     let added = 0;
-    const { client, refusals } = meddled(it.nfs, async (_entries, directory) => {
+    const { client, refusals } = interfere(it.nfs, async (_entries, directory) => {
       if (Buffer.compare(tree, directory) === 0 || ++added > 4) return;
       await it.nfs.create(directory, `added-${added}`, { mode: 'guarded', set: {} });
       await it.nfs.mkdir(directory, `made-${added}`, {});
@@ -112,31 +115,32 @@ describe.skipIf(needs('root', 'ganesha'))('removing a tree works', () => {
     expect([...refusals]).toContain('RMDIR: NFS3ERR_NOTEMPTY');
   });
 
-  test('again, after it was stopped half-way', async () => {
-    plant(it.on('tree'), 4, 2, 10);
-    const mine = new AbortController();
+  test('after an earlier removal was stopped half-way', async () => {
+    createTree(it.on('tree'), 4, 2, 10);
+    const caller = new AbortController();
     const onProgress = (done: number): void => {
-      if (done === 50) mine.abort();
+      if (done === 50) caller.abort();
     };
-    const options = { signal: mine.signal, onProgress };
+    const options = { signal: caller.signal, onProgress };
     await expect(removeTree(it.nfs, it.directory, 'tree', options)).rejects.toThrow();
     expect(isGone()).toBe(false);
     await remove();
     expect(isGone()).toBe(true);
-    // And when it is gone already.
+    // Removing a tree that does not exist succeeds, too.
     await remove();
   });
 
   describe('without following symbolic links', () => {
-    const outside = (): string => {
-      plant(it.on('outside'), 2, 1, 3);
+    const createOutside = (): string => {
+      createTree(it.on('outside'), 2, 1, 3);
       return it.on('outside');
     };
-    const intact = (): void => expect(fs.readdirSync(it.on('outside'), { recursive: true })).toHaveLength(11);
+    const expectOutsideIntact = (): void =>
+      expect(fs.readdirSync(it.on('outside'), { recursive: true })).toHaveLength(11);
 
     test('to directories, files, parents, missing files and themselves', async () => {
-      plant(it.on('tree'), 2, 1, 2);
-      const targets = [outside(), '../outside', '..', '.', '/', 'nothing', 'link-7'];
+      createTree(it.on('tree'), 2, 1, 2);
+      const targets = [createOutside(), '../outside', '..', '.', '/', 'nothing', 'link-7'];
       targets.push(it.on('outside/file-0'));
       for (const folder of ['tree', 'tree/sub-0'])
         for (const [i, target] of targets.entries()) fs.symlinkSync(target, it.on(`${folder}/link-${i}`));
@@ -145,21 +149,21 @@ describe.skipIf(needs('root', 'ganesha'))('removing a tree works', () => {
       expect(walked).toHaveLength(2 + 2 * 3 + 2 * targets.length);
       await remove();
       expect(isGone()).toBe(true);
-      intact();
+      expectOutsideIntact();
     });
 
     test('in place of the tree itself: its target stays', async () => {
-      fs.symlinkSync(outside(), it.on('tree'));
+      fs.symlinkSync(createOutside(), it.on('tree'));
       await remove();
       expect(isGone()).toBe(true);
-      intact();
+      expectOutsideIntact();
     });
 
     test('in place of a directory that was replaced during the walk', async () => {
-      plant(it.on('tree'), 2, 1, 3);
-      const to = outside();
+      createTree(it.on('tree'), 2, 1, 3);
+      const to = createOutside();
       let done = false;
-      const { client, refusals } = meddled(it.nfs, async (entries, tree) => {
+      const { client, refusals } = interfere(it.nfs, async (entries, tree) => {
         if (done || !namesIn(entries).includes('sub-1')) return;
         done = true;
         await it.nfs.rename({ directory: tree, name: 'sub-1' }, { directory: it.directory, name: 'moved' });
@@ -168,7 +172,7 @@ describe.skipIf(needs('root', 'ganesha'))('removing a tree works', () => {
       await remove(client);
       expect(isGone()).toBe(true);
       expect([...refusals]).toContain('RMDIR: NFS3ERR_NOTDIR');
-      intact();
+      expectOutsideIntact();
     });
   });
 });

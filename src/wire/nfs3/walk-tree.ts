@@ -14,10 +14,10 @@ export interface TreeOptions extends CallOptions {
 }
 
 export const defaultAtOnce = 32;
-/** The number of directories that are listed at the same time. The deepest come first, so that few have to wait. */
+/** The number of directories that are listed at the same time. The walk takes the deepest directories first, so that few directories have to wait. */
 const listingWorkers = 4;
-/** The limit on directories that were found and are not finished. A tree with more is endless, or too large for memory. */
-const maxUnfinished = 250_000;
+/** The limit on directories that were found and are not finished. A tree with more of them is endless, or too large for memory. */
+const maxUnfinishedDirectories = 250_000;
 
 /** The state of a directory during a walk. It is finished when no child is unfinished. */
 export interface WalkedDirectory {
@@ -44,17 +44,17 @@ const newWalkedDirectory = (handle: FileHandle, parent: WalkedDirectory | undefi
 
 export type Visit = (
   folder: WalkedDirectory,
-  into: (child: Pick<WalkedDirectory, 'handle' | 'name'>) => void,
+  enter: (child: Pick<WalkedDirectory, 'handle' | 'name'>) => void,
 ) => Promise<void>;
 
-/** Passes directories to a few workers, deepest first, and calls `leave` for each one without unfinished children. */
+/** Passes directories to a few workers, deepest first, and calls `finishDirectory` for each one without unfinished children. */
 export async function walkDirectories(
   root: FileHandle,
   visit: Visit,
-  leave: (folder: WalkedDirectory) => Promise<'again' | 'done'>,
+  finishDirectory: (folder: WalkedDirectory) => Promise<'again' | 'done'>,
 ): Promise<void> {
   const stack: WalkedDirectory[] = [newWalkedDirectory(root, undefined, '')];
-  let left = 1;
+  let unfinished = 1;
   let wake = Promise.withResolvers<void>();
   let failure: { readonly cause: unknown } | undefined;
 
@@ -66,14 +66,14 @@ export async function walkDirectories(
 
   async function finish(folder: WalkedDirectory): Promise<void> {
     for (let one: WalkedDirectory | undefined = folder; one !== undefined && --one.children === 0; one = one.parent) {
-      if ((await leave(one)) === 'again') return push(Object.assign(one, { children: 1 }));
-      left--;
+      if ((await finishDirectory(one)) === 'again') return push(Object.assign(one, { children: 1 }));
+      unfinished--;
     }
-    if (left === 0) wake.resolve();
+    if (unfinished === 0) wake.resolve();
   }
 
   async function worker(): Promise<void> {
-    while (left > 0 && failure === undefined) {
+    while (unfinished > 0 && failure === undefined) {
       const folder = stack.pop();
       if (folder === undefined) {
         await wake.promise;
@@ -81,9 +81,9 @@ export async function walkDirectories(
       }
       try {
         await visit(folder, ({ handle, name }) => {
-          if (left >= maxUnfinished) throw new Error('the tree has too many directories to walk it');
+          if (unfinished >= maxUnfinishedDirectories) throw new Error('the tree has too many directories to walk it');
           folder.children++;
-          left++;
+          unfinished++;
           push(newWalkedDirectory(handle, folder, name));
         });
         await finish(folder);
@@ -141,16 +141,16 @@ export async function forEachEntry(
   directory: FileHandle,
   limit: Limiter,
   options: CallOptions,
-  work: (entry: EntryPlus, about: ResolvedEntry) => Promise<void>,
+  work: (entry: EntryPlus, resolved: ResolvedEntry) => Promise<void>,
   {
     isEnough = () => false,
-    failed = (cause) => {
+    onFailure: failed = (cause) => {
       throw cause;
     },
   }: {
     readonly isEnough?: () => boolean;
     /** Called if `work` fails for an entry. If it returns, the other entries continue. */
-    readonly failed?: (cause: unknown, entry: EntryPlus) => void;
+    readonly onFailure?: (cause: unknown, entry: EntryPlus) => void;
   } = {},
 ): Promise<void> {
   try {

@@ -1,6 +1,6 @@
 /**
  * Listeners on the signals that cancel calls. All calls with the same signal share one listener, which stays for a while after
- * they have ended: to add and remove one for each call would cost as much as the call.
+ * the calls have ended: adding and removing a listener for each call would cost as much as the call.
  */
 export interface AbortListeners {
   add(signal: AbortSignal): void;

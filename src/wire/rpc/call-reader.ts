@@ -1,6 +1,6 @@
 import { XdrError, XdrReader } from '../xdr/reader.ts';
 import type { XdrWriter } from '../xdr/writer.ts';
-import { authNone, authSys, authTls, type Identity, maxAuth, maxGroups, messageCall } from './message.ts';
+import { authNone, authSys, authTls, callType, type Identity, maxAuthBytes, maxGroups } from './message.ts';
 import type { ReplyWriter } from './replay-cache.ts';
 import type { Caller } from './server.ts';
 
@@ -18,9 +18,9 @@ export interface ReceivedCall {
 
 /**
  * Reads the call headers of one connection. Nearly all calls carry the same credential. So the reader compares the bytes with
- * those of the previous call, which is far cheaper than parsing them, and returns the same caller object.
+ * the credential of the previous call, which is far cheaper than parsing, and returns the same caller object.
  */
-export function createCallReader(from: Omit<Caller, 'identity'>): (reader: XdrReader) => ReceivedCall {
+export function createCallReader(connection: Omit<Caller, 'identity'>): (reader: XdrReader) => ReceivedCall {
   const call: ReceivedCall = {
     xid: 0,
     rpcVersion: 0,
@@ -30,38 +30,41 @@ export function createCallReader(from: Omit<Caller, 'identity'>): (reader: XdrRe
     isTlsProbe: false,
     caller: undefined,
   };
-  let last: Buffer | undefined;
+  let lastCredential: Buffer | undefined;
   let lastCaller: Caller | undefined;
 
   function parseCaller(flavor: number, body: Buffer): Caller | undefined {
-    if (flavor === authNone) return { ...from, identity: undefined };
+    if (flavor === authNone) return { ...connection, identity: undefined };
     const identity = flavor === authSys ? readIdentity(body) : undefined;
-    return identity && { ...from, identity };
+    return identity && { ...connection, identity };
   }
 
   function readCaller(reader: XdrReader): Caller | undefined {
-    const { at } = reader;
-    reader.take(4);
-    reader.skip(maxAuth);
-    if (last !== undefined && bytesEqual(last, reader.buffer, at, reader.at)) return lastCaller;
-    last = Buffer.from(reader.buffer.subarray(at, reader.at));
-    lastCaller = parseCaller(last.readUInt32BE(0), last.subarray(8, 8 + last.readUInt32BE(4)));
+    const { offset: at } = reader;
+    reader.skipBytes(4);
+    reader.skipOpaque(maxAuthBytes);
+    if (lastCredential !== undefined && bytesEqual(lastCredential, reader.buffer, at, reader.offset)) return lastCaller;
+    lastCredential = Buffer.from(reader.buffer.subarray(at, reader.offset));
+    lastCaller = parseCaller(
+      lastCredential.readUInt32BE(0),
+      lastCredential.subarray(8, 8 + lastCredential.readUInt32BE(4)),
+    );
     return lastCaller;
   }
 
   return (reader) => {
     const { view } = reader;
-    const at = reader.take(24);
+    const at = reader.skipBytes(24);
     call.xid = view.getUint32(at);
-    if (view.getUint32(at + 4) !== messageCall) throw new XdrError('received a reply where a call was expected');
+    if (view.getUint32(at + 4) !== callType) throw new XdrError('received a reply where a call was expected');
     call.rpcVersion = view.getUint32(at + 8);
     call.program = view.getUint32(at + 12);
     call.version = view.getUint32(at + 16);
     call.procedure = view.getUint32(at + 20);
-    call.isTlsProbe = call.procedure === 0 && reader.left >= 4 && view.getUint32(reader.at) === authTls;
+    call.isTlsProbe = call.procedure === 0 && reader.remaining >= 4 && view.getUint32(reader.offset) === authTls;
     call.caller = readCaller(reader);
-    reader.take(4);
-    reader.skip(maxAuth);
+    reader.skipBytes(4);
+    reader.skipOpaque(maxAuthBytes);
     return call;
   };
 }
@@ -90,7 +93,7 @@ function readIdentity(body: Buffer): Identity | undefined {
 export const writeAcceptedHead = (writer: XdrWriter, status: number): XdrWriter =>
   writer.u32(0).u32(authNone).u32(0).u32(status);
 
-export const acceptError =
+export const acceptErrorReply =
   (status: number, ...more: readonly number[]): ReplyWriter =>
   (writer) => {
     writeAcceptedHead(writer, status);
@@ -98,7 +101,7 @@ export const acceptError =
     return undefined;
   };
 
-const denied =
+const deniedReply =
   (...words: readonly number[]): ReplyWriter =>
   (writer) => {
     writer.u32(1);
@@ -106,9 +109,9 @@ const denied =
     return undefined;
   };
 
-export const rpcMismatch = denied(0, 2, 2);
-export const authBadCredential = denied(1, 1);
-export const authTooWeak = denied(1, 5);
+export const rpcMismatch = deniedReply(0, 2, 2);
+export const authBadCredential = deniedReply(1, 1);
+export const authTooWeak = deniedReply(1, 5);
 export const startTlsReply: ReplyWriter = (writer) => {
   writer.u32(0).u32(authNone).opaque(Buffer.from('STARTTLS')).u32(0);
   return undefined;

@@ -6,7 +6,7 @@ import { systemClock } from '#base/clock.ts';
 import { createRpcClient, type RpcClient, type RpcClientOptions } from './client.ts';
 import type { Procedure } from './procedure.ts';
 
-/** Gives back what it is given. */
+/** Returns its argument. */
 const echo: Procedure<number, number> = {
   program: 200_000,
   version: 1,
@@ -19,21 +19,21 @@ const echo: Procedure<number, number> = {
   decode: (reader) => reader.u32(),
 };
 
-interface Asked {
+interface ReceivedCall {
   readonly xid: number;
   readonly value: number;
   readonly socket: Socket;
   answer(value?: number): void;
 }
 
-/** A server whose every byte the test decides on. */
-interface Scripted {
+/** A server whose replies the test writes. */
+interface ScriptedServer {
   readonly server: Server;
   port: number;
-  readonly asked: Asked[];
+  readonly calls: ReceivedCall[];
   readonly sockets: Socket[];
-  /** Called for every call; by default it is answered. */
-  onCall: (call: Asked) => void;
+  /** Called for every call. By default it answers the call. */
+  onCall: (call: ReceivedCall) => void;
 }
 
 const record = (...words: readonly number[]): Buffer => {
@@ -45,23 +45,23 @@ const record = (...words: readonly number[]): Buffer => {
   return buffer;
 };
 
-async function scripted(port = 0): Promise<Scripted> {
-  const asked: Asked[] = [];
+async function startScriptedServer(port = 0): Promise<ScriptedServer> {
+  const calls: ReceivedCall[] = [];
   const sockets: Socket[] = [];
-  const script: Scripted = { server: createServer(), port: 0, asked, sockets, onCall: (call) => call.answer() };
+  const script: ScriptedServer = { server: createServer(), port: 0, calls, sockets, onCall: (call) => call.answer() };
   script.server.on('connection', (socket) => {
     sockets.push(socket);
-    let have = Buffer.alloc(0);
+    let received = Buffer.alloc(0);
     socket.on('error', () => undefined);
     socket.on('data', (chunk: Buffer) => {
-      have = Buffer.concat([have, chunk]);
-      while (have.length >= 4 && have.length >= 4 + (have.readUInt32BE() & 0x7fff_ffff)) {
-        const length = 4 + (have.readUInt32BE() & 0x7fff_ffff);
-        const [xid, value] = [have.readUInt32BE(4), have.readUInt32BE(length - 4)];
-        have = have.subarray(length);
+      received = Buffer.concat([received, chunk]);
+      while (received.length >= 4 && received.length >= 4 + (received.readUInt32BE() & 0x7fff_ffff)) {
+        const length = 4 + (received.readUInt32BE() & 0x7fff_ffff);
+        const [xid, value] = [received.readUInt32BE(4), received.readUInt32BE(length - 4)];
+        received = received.subarray(length);
         const answer = (result = value): void => void socket.write(record(xid, 1, 0, 0, 0, 0, result));
-        const call: Asked = { xid, value, socket, answer };
-        asked.push(call);
+        const call: ReceivedCall = { xid, value, socket, answer };
+        calls.push(call);
         script.onCall(call);
       }
     });
@@ -76,7 +76,7 @@ async function scripted(port = 0): Promise<Scripted> {
   return script;
 }
 
-function client(options: Partial<RpcClientOptions> & { readonly ports: readonly number[] }): RpcClient {
+function connectClient(options: Partial<RpcClientOptions> & { readonly ports: readonly number[] }): RpcClient {
   const [first = 0, ...rest] = options.ports;
   const at = (port: number) => ({ host: '127.0.0.1', port });
   const rpc = createRpcClient({ clock: systemClock(), addresses: [at(first), ...rest.map(at)], ...options });
@@ -84,41 +84,41 @@ function client(options: Partial<RpcClientOptions> & { readonly ports: readonly 
   return rpc;
 }
 
-let server: Scripted;
+let server: ScriptedServer;
 beforeEach(async () => {
-  server = await scripted();
+  server = await startScriptedServer();
 });
 
-describe('calls', () => {
-  test('many concurrent calls over several connections may be answered in any order', async () => {
-    const held: Asked[] = [];
+describe('a client', () => {
+  test('accepts the replies to many concurrent calls over several connections in any order', async () => {
+    const heldCalls: ReceivedCall[] = [];
     server.onCall = (call) => {
-      held.push(call);
-      if (held.length === 100) for (const one of held.toReversed()) one.answer();
+      heldCalls.push(call);
+      if (heldCalls.length === 100) for (const one of heldCalls.toReversed()) one.answer();
     };
-    const rpc = client({ ports: [server.port], connections: 4 });
+    const rpc = connectClient({ ports: [server.port], connections: 4 });
     const all = await Promise.all(Array.from({ length: 100 }, (_, i) => rpc.call(echo, i)));
     expect(all).toEqual(Array.from({ length: 100 }, (_, i) => i));
     expect(server.sockets).toHaveLength(4);
     expect(rpc.pending).toBe(0);
   });
 
-  test('calls beyond the in-flight limit wait in a queue', async () => {
-    const rpc = client({ ports: [server.port], maxInFlight: 3 });
-    const held: Asked[] = [];
-    server.onCall = (call) => void held.push(call);
+  test('queues calls beyond the in-flight limit', async () => {
+    const rpc = connectClient({ ports: [server.port], maxInFlight: 3 });
+    const heldCalls: ReceivedCall[] = [];
+    server.onCall = (call) => void heldCalls.push(call);
     const all = Promise.all(Array.from({ length: 10 }, (_, i) => rpc.call(echo, i)));
-    while (held.length < 3) await delay(5);
+    while (heldCalls.length < 3) await delay(5);
     await delay(30);
-    expect(held).toHaveLength(3);
+    expect(heldCalls).toHaveLength(3);
     expect(rpc.pending).toBe(10);
     server.onCall = (call) => call.answer();
-    for (const call of held) call.answer();
+    for (const call of heldCalls) call.answer();
     expect(await all).toHaveLength(10);
   });
 
-  test('an error reply of the server rejects the call with its reason', async () => {
-    const rpc = client({ ports: [server.port] });
+  test('rejects a call with the reason of an error reply', async () => {
+    const rpc = connectClient({ ports: [server.port] });
     const replies: [readonly number[], object][] = [
       [[1, 0, 0, 0, 1], { failure: 'unsupported', message: 'ECHO: the server does not have this program' }],
       [
@@ -143,12 +143,12 @@ describe('calls', () => {
 describe('a server that does not answer', () => {
   test('causes an error at the deadline, and its late reply is ignored', async () => {
     server.onCall = () => undefined;
-    const rpc = client({ ports: [server.port] });
+    const rpc = connectClient({ ports: [server.port] });
     await expect(rpc.call(echo, 1, { deadlineMs: 1_000 })).rejects.toMatchObject({
       failure: 'deadline',
       maybeDone: true,
     });
-    server.asked[0]?.answer();
+    server.calls[0]?.answer();
     server.onCall = (call) => call.answer();
     expect(await rpc.call(echo, 2)).toBe(2);
     expect(server.sockets).toHaveLength(1);
@@ -156,19 +156,19 @@ describe('a server that does not answer', () => {
 
   test('does not delay a caller that cancels', async () => {
     server.onCall = () => undefined;
-    const rpc = client({ ports: [server.port] });
-    const mine = new AbortController();
-    const call = rpc.call(echo, 1, { signal: mine.signal });
-    mine.abort(new Error('enough'));
+    const rpc = connectClient({ ports: [server.port] });
+    const caller = new AbortController();
+    const call = rpc.call(echo, 1, { signal: caller.signal });
+    caller.abort(new Error('enough'));
     await expect(call).rejects.toMatchObject({ failure: 'canceled', cause: { message: 'enough' } });
-    await expect(rpc.call(echo, 1, { signal: mine.signal })).rejects.toMatchObject({ maybeDone: false });
+    await expect(rpc.call(echo, 1, { signal: caller.signal })).rejects.toMatchObject({ maybeDone: false });
     expect(rpc.pending).toBe(0);
   });
 
   test('is reported as unreachable after the allowed rounds if nothing listens', async () => {
     const { port } = server;
     server.server.close();
-    const rpc = client({ ports: [port], dialRounds: 2 });
+    const rpc = connectClient({ ports: [port], dialRounds: 2 });
     await expect(rpc.call(echo, 1)).rejects.toMatchObject({
       failure: 'unreachable',
       maybeDone: false,
@@ -177,80 +177,80 @@ describe('a server that does not answer', () => {
   });
 
   test('makes the client use another address, also for pending calls', async () => {
-    const other = await scripted();
-    const rpc = client({ ports: [server.port, other.port], stallMs: 100 });
+    const other = await startScriptedServer();
+    const rpc = connectClient({ ports: [server.port, other.port], stallMs: 100 });
     expect(await rpc.call(echo, 1)).toBe(1);
     server.onCall = () => undefined;
     expect(await rpc.call(echo, 2, { deadlineMs: 5_000 })).toBe(2);
-    expect(other.asked.map(({ value }) => value)).toEqual([2]);
+    expect(other.calls.map(({ value }) => value)).toEqual([2]);
     expect(rpc.address.port).toBe(other.port);
   });
 });
 
-describe("data that go into the caller's own buffer", () => {
-  /** Asks for as many bytes as fit, which come behind their length. */
+describe("data for the caller's own buffer", () => {
+  /** Requests as many bytes as the buffer holds; the reply has their length and the bytes. */
   const fill: Procedure<Buffer, number> = {
     program: 200_000,
     version: 1,
     number: 2,
     name: 'FILL',
-    encode: (writer, into) => {
-      writer.u32(into.length);
+    encode: (writer, destination) => {
+      writer.u32(destination.length);
       return undefined;
     },
-    decode: (reader, into) => reader.window(into.length).copy(into),
-    decodeHead: (reader, into) => {
+    decode: (reader, destination) => reader.opaqueView(destination.length).copy(destination),
+    decodeHead: (reader, destination) => {
       const length = reader.u32();
-      return { target: into.subarray(0, length), result: length };
+      return { target: destination.subarray(0, length), result: length };
     },
   };
   const size = 100_000;
 
-  /** The reply to a FILL, all of it sevens. */
+  /** The reply to a FILL, with the byte 7 repeated. */
   const reply = (xid: number): Buffer => {
     const head = record(xid, 1, 0, 0, 0, 0, size);
     head.writeUInt32BE((0x8000_0000 | (head.length - 4 + size)) >>> 0);
     return Buffer.concat([head, Buffer.alloc(size, 7)]);
   };
 
-  test('arrive there in chunks', async () => {
+  test('are written to it in chunks', async () => {
     server.onCall = ({ xid, socket }) => {
       const bytes = reply(xid);
       for (let piece = 0; piece * 30_000 < bytes.length; piece++)
         setTimeout(() => socket.write(bytes.subarray(piece * 30_000, (piece + 1) * 30_000)), piece * 5);
     };
-    const into = Buffer.alloc(size);
-    expect(await client({ ports: [server.port] }).call(fill, into)).toBe(size);
-    expect(into.equals(Buffer.alloc(size, 7))).toBe(true);
+    const destination = Buffer.alloc(size);
+    expect(await connectClient({ ports: [server.port] }).call(fill, destination)).toBe(size);
+    expect(destination.equals(Buffer.alloc(size, 7))).toBe(true);
   });
 
-  test('are not written there after the caller has canceled, and other calls continue', async () => {
+  test('are not written to it after the caller has canceled, and other calls continue', async () => {
     server.onCall = ({ xid, socket }) => void socket.write(reply(xid).subarray(0, 40_000));
-    const rpc = client({ ports: [server.port] });
-    const into = Buffer.alloc(size);
-    const mine = new AbortController();
-    const filled = rpc.call(fill, into, { signal: mine.signal });
-    await expect.poll(() => into.includes(7)).toBe(true);
-    mine.abort();
-    await expect(filled).rejects.toMatchObject({ failure: 'canceled' });
-    // The buffer is the caller's again.
-    into.fill(1);
-    const [asked] = server.asked;
-    asked?.socket.write(reply(asked.xid).subarray(40_000));
+    const rpc = connectClient({ ports: [server.port] });
+    const destination = Buffer.alloc(size);
+    const caller = new AbortController();
+    const pendingFill = rpc.call(fill, destination, { signal: caller.signal });
+    await expect.poll(() => destination.includes(7)).toBe(true);
+    caller.abort();
+    await expect(pendingFill).rejects.toMatchObject({ failure: 'canceled' });
+    // The caller may reuse the buffer now.
+    destination.fill(1);
+    const [fillCall] = server.calls;
+    fillCall?.socket.write(reply(fillCall.xid).subarray(40_000));
     server.onCall = (call) => call.answer();
     expect(await rpc.call(echo, 3)).toBe(3);
     await delay(50);
-    expect(into.equals(Buffer.alloc(size, 1))).toBe(true);
+    expect(destination.equals(Buffer.alloc(size, 1))).toBe(true);
   });
 });
 
 describe('a connection that breaks', () => {
   test('is re-established, and calls without a reply are resent with the same xid', async () => {
-    const seen: boolean[] = [];
-    const noting: Procedure<number, number> = {
+    const resentFlags: boolean[] = [];
+    const recordingEcho: Procedure<number, number> = {
       ...echo,
       decode: (reader, _value, resent) => {
-        seen.push(resent);
+        resentFlags.push(resent);
         return reader.u32();
       },
     };
@@ -258,11 +258,11 @@ describe('a connection that breaks', () => {
       server.onCall = (call) => call.answer();
       socket.destroy();
     };
-    const rpc = client({ ports: [server.port] });
-    expect(await rpc.call(noting, 5)).toBe(5);
-    expect(server.asked.map(({ xid }) => xid)).toEqual([server.asked[0]?.xid, server.asked[0]?.xid]);
-    expect(await rpc.call(noting, 6)).toBe(6);
-    expect(seen).toEqual([true, false]);
+    const rpc = connectClient({ ports: [server.port] });
+    expect(await rpc.call(recordingEcho, 5)).toBe(5);
+    expect(server.calls.map(({ xid }) => xid)).toEqual([server.calls[0]?.xid, server.calls[0]?.xid]);
+    expect(await rpc.call(recordingEcho, 6)).toBe(6);
+    expect(resentFlags).toEqual([true, false]);
   });
 
   test('leaves the outcome unknown if it is not re-established before the deadline', async () => {
@@ -270,16 +270,16 @@ describe('a connection that breaks', () => {
       server.server.close();
       socket.destroy();
     };
-    const rpc = client({ ports: [server.port] });
+    const rpc = connectClient({ ports: [server.port] });
     await expect(rpc.call(echo, 5, { deadlineMs: 2_000 })).rejects.toMatchObject({
       failure: 'deadline',
       maybeDone: true,
     });
   });
 
-  test('closing the client rejects every pending call', async () => {
+  test('is not waited for when the client is closed: every pending call is rejected', async () => {
     server.onCall = () => undefined;
-    const rpc = client({ ports: [server.port] });
+    const rpc = connectClient({ ports: [server.port] });
     const call = rpc.call(echo, 1);
     rpc.close();
     await expect(call).rejects.toMatchObject({ failure: 'closed' });
@@ -287,25 +287,25 @@ describe('a connection that breaks', () => {
   });
 });
 
-describe('a malicious server', () => {
+describe('a malicious server that sends', () => {
   test.each([
     ['a record that is too long', Buffer.from('ffffffff', 'hex')],
     ['a record without an xid', record()],
-  ])('%s ends the connection and fails the call', async (_what, bytes) => {
+  ])('%s loses its connection, and the call fails', async (_what, bytes) => {
     server.onCall = ({ socket }) => void socket.write(bytes);
-    const rpc = client({ ports: [server.port] });
+    const rpc = connectClient({ ports: [server.port] });
     await expect(rpc.call(echo, 1)).rejects.toMatchObject({ failure: 'garbled' });
     server.onCall = (call) => call.answer();
     expect(await rpc.call(echo, 2)).toBe(2);
   });
 
-  test('replies to unknown xids are ignored', async () => {
+  test('replies to unknown xids does not disturb other calls', async () => {
     server.onCall = (call) => {
       for (let i = 0; i < 1000; i++) call.socket.write(record(call.xid + 1000 + i, 1, 0, 0, 0, 0, 9));
       call.answer();
       call.answer(99);
     };
-    const rpc = client({ ports: [server.port] });
+    const rpc = connectClient({ ports: [server.port] });
     expect(await Promise.all([1, 2, 3].map((i) => rpc.call(echo, i)))).toEqual([1, 2, 3]);
   });
 });

@@ -10,7 +10,7 @@ import {
   type RecordHandlers,
 } from './connection.ts';
 import { isPortTaken, isSystemError, RpcError } from './errors.ts';
-import { credential, type Identity } from './message.ts';
+import { encodeCredential, type Identity } from './message.ts';
 import type { Procedure } from './procedure.ts';
 import type { TlsClientOptions } from './tls.ts';
 import { type Call, createTransport, type PreviousConnection, type Transport } from './transport.ts';
@@ -26,7 +26,7 @@ export interface CallOptions {
    * it does not know whether the server restarted. False: the server executed the call, or another client changed the object
    * since. Undefined: the outcome cannot be determined.
    */
-  readonly isNotExecuted?: ((on: CallOptions) => Promise<boolean | undefined>) | undefined;
+  readonly isNotExecuted?: ((options: CallOptions) => Promise<boolean | undefined>) | undefined;
   /** Sends the call on this transport, without queueing: a query about a call that is pending there. */
   readonly transport?: number | undefined;
 }
@@ -67,7 +67,7 @@ export interface RpcClientOptions {
   /** The timeout of one attempt to connect. */
   readonly dialMs?: number;
   /**
-   * How often the client tries all addresses before calls fail that were never sent. Calls that were sent are retried until their
+   * How often the client tries all addresses before it fails the calls that were never sent. Calls that were sent are retried until their
    * deadline.
    */
   readonly dialRounds?: number;
@@ -87,7 +87,7 @@ export interface RpcClientOptions {
 const maxXid = 0x7fff_ffff;
 
 /** How often one timer checks all deadlines. A timer for each call would cost more than the call. */
-const sweepMs = 50;
+const deadlineCheckMs = 50;
 
 export function createRpcClient(options: RpcClientOptions): RpcClient {
   const { clock, addresses } = options;
@@ -99,7 +99,7 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
   let nextXid = Math.floor(Math.random() * maxXid);
   let nextTransport = 0;
   let inFlight = 0;
-  let sweeping: Disposable | undefined;
+  let deadlineTimer: Disposable | undefined;
 
   const transports = Array.from({ length: options.connections ?? 1 }, (_, index) =>
     createTransport({
@@ -109,8 +109,8 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
       dialRounds: options.dialRounds ?? 2,
       stallMs,
       verifiers,
-      credential: credential(options.identity),
-      ask: ({ procedure, args, ...how }) => {
+      credential: encodeCredential(options.identity),
+      callInternally: ({ procedure, args, ...how }) => {
         const { promise, resolve, reject } = Promise.withResolvers<unknown>();
         if (closing.signal.aborted) reject(closedError());
         else startOn(index, newCall(procedure, args, how, { resolve, reject, isInternal: true }));
@@ -126,10 +126,10 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
     }),
   );
 
-  function startOn(lane: number, call: Call): void {
+  function startOn(index: number, call: Call): void {
     inFlight++;
-    (transports[lane] as Transport).start(call);
-    sweeping ??= clock.after(sweepMs, sweep);
+    (transports[index] as Transport).start(call);
+    deadlineTimer ??= clock.after(deadlineCheckMs, checkDeadlines);
   }
 
   const start = (call: Call): void => startOn(nextTransport++ % transports.length, call);
@@ -137,23 +137,23 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
   function newCall(
     procedure: Procedure<unknown, unknown>,
     args: unknown,
-    how: CallOptions | undefined,
-    ends: Pick<Call, 'resolve' | 'reject' | 'isInternal'>,
+    options: CallOptions | undefined,
+    completion: Pick<Call, 'resolve' | 'reject' | 'isInternal'>,
   ): Call {
     nextXid = (nextXid + 1) & maxXid;
-    const since = clock.elapsed();
+    const startedAt = clock.elapsed();
     return {
       xid: nextXid,
       procedure,
       args,
-      resolve: ends.resolve,
-      reject: ends.reject,
-      signal: how?.signal,
-      credential: how?.credential,
-      isNotExecuted: how?.isNotExecuted,
-      isInternal: ends.isInternal,
-      startedAt: since,
-      expiresAt: since + (how?.deadlineMs ?? deadlineMs),
+      resolve: completion.resolve,
+      reject: completion.reject,
+      signal: options?.signal,
+      credential: options?.credential,
+      isNotExecuted: options?.isNotExecuted,
+      isInternal: completion.isInternal,
+      startedAt: startedAt,
+      expiresAt: startedAt + (options?.deadlineMs ?? deadlineMs),
       sent: false,
       sentOn: undefined,
       resent: false,
@@ -170,7 +170,7 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
   }
 
   const abortListeners = createAbortListeners((signal) => {
-    for (const call of calls(transports, queued))
+    for (const call of allCalls(transports, queued))
       if (call.signal === signal) failCall(call, canceledError(call.procedure.name, call.sent, signal));
   });
 
@@ -180,13 +180,13 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
     call.reject(error);
   }
 
-  function sweep(): void {
-    sweeping = undefined;
+  function checkDeadlines(): void {
+    deadlineTimer = undefined;
     const now = clock.elapsed();
     const silent = transports.filter((lane) => lane.silentMs(now) > stallMs);
-    // With a single address, reset a connection only if that does not lose replies that a caller is still waiting for.
+    // With a single address, reset a connection only after a call on it has expired: others may still get their replies.
     const dead = addresses.length > 1 ? silent : silent.filter((lane) => hasExpiredCall(lane.pending, now));
-    for (const call of calls(transports, queued))
+    for (const call of allCalls(transports, queued))
       if (call.expiresAt <= now) failCall(call, deadlineError(call, addresses));
     for (const lane of transports) lane.repeat(now);
     for (const lane of silent) {
@@ -198,13 +198,13 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
       lane.reconnect();
     }
     abortListeners.removeUnused();
-    if (inFlight > 0) sweeping = clock.after(sweepMs, sweep);
+    if (inFlight > 0) deadlineTimer = clock.after(deadlineCheckMs, checkDeadlines);
   }
 
   const close = (): void => {
     closing.abort(closedError());
-    sweeping?.[Symbol.dispose]();
-    for (const call of calls(transports, queued)) failCall(call, closedError(call.sent));
+    deadlineTimer?.[Symbol.dispose]();
+    for (const call of allCalls(transports, queued)) failCall(call, closedError(call.sent));
     for (const lane of transports) lane.close();
     abortListeners.removeUnused();
   };
@@ -231,24 +231,24 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
       return inFlight + queued.size;
     },
     get address() {
-      return dialer.first();
+      return dialer.preferredAddress();
     },
     close,
     [Symbol.dispose]: close,
   };
 }
 
-const calls = (lanes: readonly Transport[], waiting: ReadonlySet<Call>): readonly Call[] => [
+const allCalls = (transports: readonly Transport[], waiting: ReadonlySet<Call>): readonly Call[] => [
   ...waiting,
-  ...lanes.flatMap((lane) => lane.pending.values()),
+  ...transports.flatMap((lane) => lane.pending.values()),
 ];
 
 const hasExpiredCall = (pending: Transport['pending'], now: number): boolean =>
   pending.values().some(({ expiresAt, isInternal }) => expiresAt <= now && !isInternal);
 
 interface Dialer {
-  first(): Address;
-  /** Marks an address that does not answer, so that the next one is preferred. Each transport may report the same address. */
+  preferredAddress(): Address;
+  /** Marks an address that does not answer, so that the next one is preferred. Several transports may report the same address. */
   skip(address: Address | undefined): void;
   /** `last`: the previous connection. Its address is tried from the same local port. */
   connect(handlers: RecordHandlers, last?: PreviousConnection): Promise<Connection>;
@@ -268,11 +268,13 @@ function createDialer(options: RpcClientOptions, closing: AbortSignal): Dialer {
     maxRecord = 2 * 1024 * 1024,
   } = options;
   let preferred = 0;
-  const from = (i: number): Address => addresses[(preferred + i) % addresses.length] as Address;
+  const addressAt = (i: number): Address => addresses[(preferred + i) % addresses.length] as Address;
 
   /** An undefined port lets the kernel choose. */
-  function* candidates(last: PreviousConnection | undefined): Iterable<{ address: Address; port: number | undefined }> {
-    for (const address of addresses.map((_, i) => from(i))) {
+  function* dialTargets(
+    last: PreviousConnection | undefined,
+  ): Iterable<{ address: Address; port: number | undefined }> {
+    for (const address of addresses.map((_, i) => addressAt(i))) {
       const isLast = address === last?.address;
       if (isLast) yield { address, port: last.localPort };
       if (!isLast || !last.mustReusePort) yield { address, port: localPort?.() };
@@ -281,18 +283,18 @@ function createDialer(options: RpcClientOptions, closing: AbortSignal): Dialer {
 
   /** If the server came back between the two attempts, use the local port of the previous connection after all. */
   async function preferPreviousPort(
-    other: Connection,
+    fallback: Connection,
     last: PreviousConnection | undefined,
     handlers: RecordHandlers,
   ): Promise<Connection> {
-    if (last === undefined || last.address !== other.address) return other;
-    const connection = await attempt(last.address, last.localPort, handlers).catch(() => undefined);
-    if (connection === undefined) return other;
-    other.reset();
+    if (last === undefined || last.address !== fallback.address) return fallback;
+    const connection = await dialOnce(last.address, last.localPort, handlers).catch(() => undefined);
+    if (connection === undefined) return fallback;
+    fallback.reset();
     return connection;
   }
 
-  async function attempt(address: Address, port: number | undefined, handlers: RecordHandlers): Promise<Connection> {
+  async function dialOnce(address: Address, port: number | undefined, handlers: RecordHandlers): Promise<Connection> {
     using limit = clock.deadline(dialMs, closing);
     const { signal } = limit;
     try {
@@ -306,21 +308,21 @@ function createDialer(options: RpcClientOptions, closing: AbortSignal): Dialer {
   }
 
   return {
-    first: () => from(0),
+    preferredAddress: () => addressAt(0),
     skip: (address) => {
-      if (address === from(0)) preferred = (preferred + 1) % addresses.length;
+      if (address === addressAt(0)) preferred = (preferred + 1) % addresses.length;
     },
     connect: async (handlers, last) => {
       let failure: unknown;
-      for (const { address, port } of candidates(last)) {
+      for (const { address, port } of dialTargets(last)) {
         try {
-          const connection = await attempt(address, port, handlers);
+          const connection = await dialOnce(address, port, handlers);
           preferred = addresses.indexOf(address);
           return port === last?.localPort ? connection : await preferPreviousPort(connection, last, handlers);
         } catch (cause) {
           failure = cause;
           if (address === last?.address && isSystemError(cause, 'ECONNREFUSED')) last.onRefused();
-          // Do not try another address: it would not recognise the resent calls, and the port will soon be free.
+          // Do not try another address: the server would not recognise the resent calls, and the port will soon be free.
           if (last?.mustReusePort === true && isPortTaken(cause)) break;
         }
       }

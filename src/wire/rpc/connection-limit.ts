@@ -2,8 +2,8 @@ import type { Socket } from 'node:net';
 
 /** A connection that the server accepted. */
 export interface AdmittedConnection {
-  /** When the client last sent something: a number that only grows. */
-  lastUse: number;
+  /** The sequence number of the last use, which grows with each use of any connection. */
+  lastUseNumber: number;
 }
 
 /**
@@ -12,8 +12,8 @@ export interface AdmittedConnection {
  * idle connections.
  */
 export interface ConnectionLimit {
-  admit(socket: Socket, address: string): AdmittedConnection;
-  touch(member: AdmittedConnection): void;
+  add(socket: Socket, address: string): AdmittedConnection;
+  recordUse(connection: AdmittedConnection): void;
 }
 
 export function createConnectionLimit(max: number): ConnectionLimit {
@@ -21,9 +21,9 @@ export function createConnectionLimit(max: number): ConnectionLimit {
   let count = 0;
   let uses = 0;
 
-  function remove(member: AdmittedConnection, address: string): void {
+  function remove(connection: AdmittedConnection, address: string): void {
     const members = byAddress.get(address);
-    if (members?.delete(member) !== true) return;
+    if (members?.delete(connection) !== true) return;
     count--;
     if (members.size === 0) byAddress.delete(address);
   }
@@ -33,25 +33,26 @@ export function createConnectionLimit(max: number): ConnectionLimit {
     for (const one of byAddress) if (one[1].size > (largest?.[1].size ?? 0)) largest = one;
     if (largest === undefined) return;
     const [address, members] = largest;
-    let quietest: AdmittedConnection | undefined;
-    for (const member of members.keys()) if (member.lastUse < (quietest?.lastUse ?? uses + 1)) quietest = member;
-    if (quietest === undefined) return;
-    members.get(quietest)?.destroy();
-    remove(quietest, address);
+    let leastRecentlyUsed: AdmittedConnection | undefined;
+    for (const member of members.keys())
+      if (member.lastUseNumber < (leastRecentlyUsed?.lastUseNumber ?? uses + 1)) leastRecentlyUsed = member;
+    if (leastRecentlyUsed === undefined) return;
+    members.get(leastRecentlyUsed)?.destroy();
+    remove(leastRecentlyUsed, address);
   }
 
   return {
-    admit: (socket, address) => {
+    add: (socket, address) => {
       if (count >= max) evictOne();
-      const member: AdmittedConnection = { lastUse: ++uses };
+      const member: AdmittedConnection = { lastUseNumber: ++uses };
       const members = byAddress.get(address) ?? new Map<AdmittedConnection, Socket>();
       byAddress.set(address, members.set(member, socket));
       count++;
       socket.on('close', () => remove(member, address));
       return member;
     },
-    touch: (member) => {
-      member.lastUse = ++uses;
+    recordUse: (connection) => {
+      connection.lastUseNumber = ++uses;
     },
   };
 }

@@ -7,7 +7,7 @@ import { RpcError } from './errors.ts';
 import { localAddressOptions } from './local-address.ts';
 import { createReceiver, type Input, type Receiver, type ReceiverOptions } from './receiver.ts';
 import { createSender, type Sender } from './sender.ts';
-import { isOtherProtocol, probeTls, rpcOverTls, type TlsClientOptions } from './tls.ts';
+import { negotiatedOtherProtocol, probeTls, rpcAlpnName, type TlsClientOptions } from './tls.ts';
 
 export interface Address {
   readonly host: string;
@@ -34,15 +34,15 @@ export interface DialOptions extends ReceiverOptions {
   readonly signal: AbortSignal;
 }
 
-export type ReadSocket = (socket: Socket, into: Pick<Input, 'buffer' | 'received'>) => void;
-export type ConnectSocket = (to: Pick<DialOptions, 'address' | 'localPort' | 'signal'>) => Promise<Socket>;
+export type ReadSocket = (socket: Socket, receiver: Pick<Input, 'buffer' | 'received'>) => void;
+export type ConnectSocket = (options: Pick<DialOptions, 'address' | 'localPort' | 'signal'>) => Promise<Socket>;
 
 /** One TCP connection that carries records. */
 export interface Connection {
   readonly address: Address;
   /** Undefined if the socket does not report it. */
   readonly localPort: number | undefined;
-  /** Both addresses and ports. Servers recognise a resent call by these and its xid. A unique string if they are not known. */
+  /** Both addresses and ports, by which servers recognise a resent call, together with its xid. A unique string if they are unknown. */
   readonly endpoints: string;
   readonly sender: Sender;
   /** The number of bytes received so far. */
@@ -53,7 +53,7 @@ export interface Connection {
   readonly wasClosedUnanswered: boolean;
   /** Resolves with the reason when the connection has ended. */
   readonly ended: Promise<Error>;
-  /** Closes a connection without calls in flight. */
+  /** Closes the connection. Use it only without calls in flight. */
   close(): void;
   /** Resets the connection, and discards everything that the server's machine has not acknowledged yet. */
   reset(): void;
@@ -67,8 +67,8 @@ export async function dial(options: DialOptions): Promise<Connection> {
   if (options.connect !== undefined) return readConnection(withoutTls(await openSocket(options)), options);
   const { promise: ended, resolve: end } = Promise.withResolvers<Error>();
   let socket: Socket | undefined;
-  const receives = createReceiver(options);
-  const receiver = guardReceiver(receives, (cause) => {
+  const innerReceiver = createReceiver(options);
+  const receiver = guardReceiver(innerReceiver, (cause) => {
     end(cause);
     if (socket !== undefined) resetSocket(socket);
   });
@@ -86,7 +86,7 @@ export async function dial(options: DialOptions): Promise<Connection> {
   if (options.readSocket !== undefined) socket.pause();
   await waitUntilConnected(socket, address, signal);
   // Register the handlers first: they report every error from here on.
-  const connection = createConnection({ ...withoutTls(socket), address, receiver: receives }, ended, end);
+  const connection = createConnection({ ...withoutTls(socket), address, receiver: innerReceiver }, ended, end);
   try {
     options.onOpened?.(socket);
     options.readSocket?.(socket, receiver);
@@ -129,7 +129,7 @@ const connectOptions = ({ address, localPort }: DialOptions) => ({
   ...localAddressOptions(address.host, localPort),
 });
 
-/** The socket that carries RPC, and the TCP socket below it. They are the same without TLS. */
+/** The socket that carries RPC, and its TCP socket. They are the same without TLS. */
 interface SocketStack {
   readonly socket: Socket;
   readonly tcpSocket: Socket;
@@ -187,7 +187,7 @@ function endpointsOf({ localAddress, localPort, remoteAddress, remotePort }: Soc
 
 /**
  * With TLS 1.3 the client's handshake ends before the server has checked the client's certificate. A rejection arrives later, as
- * an alert in the place of the first reply. An internal error of the server is not a rejection: it may be temporary.
+ * an alert instead of the first reply. An internal error of the server is not a rejection: it may be temporary.
  */
 function connectionError(cause: NodeJS.ErrnoException, received: number): RpcError {
   const { code = '' } = cause;
@@ -198,17 +198,17 @@ function connectionError(cause: NodeJS.ErrnoException, received: number): RpcErr
 }
 
 /**
- * After a normal close the kernel would go on sending its queue for minutes, and a server that was frozen would execute calls
- * long after the client abandoned them.
+ * After a normal close the kernel would keep sending its queue for minutes, and a frozen server would execute calls long after
+ * the client abandoned them.
  */
 function resetSocket(tcpSocket: Socket): void {
   if (!tcpSocket.destroyed) tcpSocket.resetAndDestroy();
 }
 
 /** Ends the connection if the server violates the protocol. Nothing that the server sends may become an uncaught exception. */
-function guardReceiver(receiver: Receiver, onGarbled: (cause: Error) => void): Input {
-  const failed = (cause: unknown): void =>
-    onGarbled(
+function guardReceiver(receiver: Receiver, onProtocolError: (cause: Error) => void): Input {
+  const handleFailure = (cause: unknown): void =>
+    onProtocolError(
       cause instanceof RpcError ? cause : new RpcError('the server broke the protocol', { failure: 'garbled', cause }),
     );
   return {
@@ -217,14 +217,14 @@ function guardReceiver(receiver: Receiver, onGarbled: (cause: Error) => void): I
       try {
         receiver.received(bytes);
       } catch (cause) {
-        failed(cause);
+        handleFailure(cause);
       }
     },
     push: (chunk) => {
       try {
         receiver.push(chunk);
       } catch (cause) {
-        failed(cause);
+        handleFailure(cause);
       }
     },
   };
@@ -244,8 +244,8 @@ async function waitUntilConnected(
         cause,
       }),
     );
-  const closed = (): void => fail(new Error('the connection was closed before it was established'));
-  socket.once(event, resolve).once('error', fail).once('close', closed);
+  const onClose = (): void => fail(new Error('the connection was closed before it was established'));
+  socket.once(event, resolve).once('error', fail).once('close', onClose);
   using _ = onAbort(signal, () =>
     reject(new RpcError(`no connection to ${formatAddress(address)}`, { failure: 'canceled', cause: signal.reason })),
   );
@@ -255,7 +255,7 @@ async function waitUntilConnected(
     socket.on('error', () => undefined).destroy();
     throw cause;
   } finally {
-    socket.off(event, resolve).off('error', fail).off('close', closed);
+    socket.off(event, resolve).off('error', fail).off('close', onClose);
   }
 }
 
@@ -287,7 +287,7 @@ async function dialTls(options: DialOptions, tls: TlsClientOptions): Promise<Con
     minVersion: 'TLSv1.3',
     ...tls.options,
     socket: plain,
-    ALPNProtocols: [rpcOverTls],
+    ALPNProtocols: [rpcAlpnName],
   });
   try {
     await waitUntilConnected(secure, address, signal, 'secureConnect');
@@ -295,21 +295,21 @@ async function dialTls(options: DialOptions, tls: TlsClientOptions): Promise<Con
     resetSocket(plain.on('error', () => undefined));
     throw cause;
   }
-  if (isOtherProtocol(secure)) {
+  if (negotiatedOtherProtocol(secure)) {
     secure.destroy();
     throw new RpcError(`${formatAddress(address)} speaks ${secure.alpnProtocol}, not RPC`, { failure: 'tls' });
   }
   return readConnection({ socket: secure, tcpSocket: plain }, options);
 }
 
-/** For a socket that was opened elsewhere, and so has no `onread` buffer. */
-function readConnection(line: SocketStack, options: DialOptions): Connection {
+/** For a socket that was opened without an `onread` buffer. */
+function readConnection(sockets: SocketStack, options: DialOptions): Connection {
   const { promise: ended, resolve: end } = Promise.withResolvers<Error>();
   const receives = createReceiver(options);
   const receiver = guardReceiver(receives, (cause) => {
     end(cause);
-    resetSocket(line.tcpSocket);
+    resetSocket(sockets.tcpSocket);
   });
-  line.socket.on('data', (chunk: Buffer) => receiver.push(chunk));
-  return createConnection({ ...line, address: options.address, receiver: receives }, ended, end);
+  sockets.socket.on('data', (chunk: Buffer) => receiver.push(chunk));
+  return createConnection({ ...sockets, address: options.address, receiver: receives }, ended, end);
 }

@@ -1,7 +1,7 @@
 import { crc32 } from 'node:zlib';
 import { XdrError, type XdrReader } from '../xdr/reader.ts';
 import {
-  acceptError,
+  acceptErrorReply,
   authBadCredential,
   authTooWeak,
   type ReceivedCall,
@@ -22,47 +22,47 @@ export interface DispatchContext {
 }
 
 export function programsByNumber(programs: readonly ServedProgram[]): DispatchContext['programs'] {
-  const numbers = new Map<number, Map<number, ServedProgram>>();
+  const byNumber = new Map<number, Map<number, ServedProgram>>();
   for (const program of programs) {
-    const versions = numbers.get(program.number) ?? new Map<number, ServedProgram>();
-    numbers.set(program.number, versions.set(program.version, program));
+    const versions = byNumber.get(program.number) ?? new Map<number, ServedProgram>();
+    byNumber.set(program.number, versions.set(program.version, program));
   }
-  return numbers;
+  return byNumber;
 }
 
 /** Executes a call. Undefined: no reply is sent. */
 export function dispatch(
   call: ReceivedCall,
   reader: XdrReader,
-  shared: DispatchContext,
+  context: DispatchContext,
 ): ReplyWriter | undefined | Promise<ReplyWriter | undefined> {
   if (call.rpcVersion !== 2) return rpcMismatch;
-  const versions = shared.programs.get(call.program);
-  if (versions === undefined) return acceptError(1);
+  const versions = context.programs.get(call.program);
+  if (versions === undefined) return acceptErrorReply(1);
   const program = versions.get(call.version);
-  if (program === undefined) return acceptError(2, Math.min(...versions.keys()), Math.max(...versions.keys()));
+  if (program === undefined) return acceptErrorReply(2, Math.min(...versions.keys()), Math.max(...versions.keys()));
   const procedure = program.procedures.get(call.procedure);
-  if (procedure === undefined) return acceptError(3);
+  if (procedure === undefined) return acceptErrorReply(3);
   const { caller } = call;
   if (caller === undefined) return authBadCredential;
-  if (call.procedure !== 0 && !shared.isAllowed(caller)) return authTooWeak;
+  if (call.procedure !== 0 && !context.isAllowed(caller)) return authTooWeak;
   if (procedure.nonIdempotent === undefined || procedure.nonIdempotent === false)
-    return run(procedure, reader, caller, shared.onError);
+    return runProcedure(procedure, reader, caller, context.onError);
   // The fingerprint covers only the beginning of the data, so everything else must match, too.
-  const isByPort = shared.replaysByPort || procedure.nonIdempotent === 'frequent';
+  const isByPort = context.replaysByPort || procedure.nonIdempotent === 'frequent';
   const from = isByPort ? `${caller.address} ${caller.port}` : caller.address;
   // The certificate decides what a caller may access, so a reply to one certificate must not go to another.
   const key = `${from} ${call.xid} ${call.program} ${call.procedure} ${fingerprint(reader)} ${caller.certificate ?? ''}`;
-  const replays = procedure.nonIdempotent === 'frequent' ? shared.frequentReplays : shared.replays;
-  return replays.run(key, () => run(procedure, reader, caller, shared.onError));
+  const replays = procedure.nonIdempotent === 'frequent' ? context.frequentReplays : context.replays;
+  return replays.run(key, () => runProcedure(procedure, reader, caller, context.onError));
 }
 
-/** Linux's nfsd uses the same number of bytes: a checksum of a whole large WRITE would cost more than the write. */
+/** The same number of bytes as in Linux's nfsd: a checksum of a whole large WRITE would cost more than the write. */
 const fingerprintBytes = 256;
-const fingerprint = ({ buffer, at, end }: XdrReader): string =>
+const fingerprint = ({ buffer, offset: at, end }: XdrReader): string =>
   `${end - at} ${crc32(buffer.subarray(at, Math.min(end, at + fingerprintBytes)))}`;
 
-function run(
+function runProcedure(
   procedure: ServedProcedure,
   reader: XdrReader,
   caller: Caller,
@@ -76,9 +76,9 @@ function run(
     };
   const failure = (cause: unknown): ReplyWriter => {
     // XdrError: the arguments could not be decoded. Otherwise the server failed.
-    if (cause instanceof XdrError) return acceptError(4);
+    if (cause instanceof XdrError) return acceptErrorReply(4);
     onError(`${procedure.name} failed`, cause);
-    return acceptError(5);
+    return acceptErrorReply(5);
   };
   try {
     const reply = procedure.handle(reader, caller);

@@ -27,33 +27,34 @@ export type RpcFailure =
 /** When to ask the server whether it executed the call, in the clock's elapsed time. */
 export interface OutcomeCheck {
   /**
-   * From then on, the first copy of the call is no longer expected to run. 0: it cannot run, since the server has restarted.
+   * The time after which the first copy of the call is no longer expected to run. 0: it cannot run, since the server has
+   * restarted.
    */
-  readonly after: number;
+  readonly notBefore: number;
   /** The call's deadline. */
-  readonly before: number;
+  readonly deadline: number;
 }
 
 export class RpcError extends Error {
   override readonly name = 'RpcError';
   readonly failure: RpcFailure;
-  /** The call was sent, so the server may have executed it, or may still do so. */
+  /** The call was sent, so the server may have executed it, or may execute it later. */
   readonly maybeDone: boolean;
   /** Present if the server answers again, but would not recognise the call if the client resent it. */
   readonly outcomeCheck: OutcomeCheck | undefined;
   constructor(
     message: string,
-    about: {
+    options: {
       readonly failure: RpcFailure;
       readonly maybeDone?: boolean;
       readonly outcomeCheck?: OutcomeCheck;
       readonly cause?: unknown;
     },
   ) {
-    super(message, { cause: about.cause });
-    this.failure = about.failure;
-    this.maybeDone = about.maybeDone ?? false;
-    this.outcomeCheck = about.outcomeCheck;
+    super(message, { cause: options.cause });
+    this.failure = options.failure;
+    this.maybeDone = options.maybeDone ?? false;
+    this.outcomeCheck = options.outcomeCheck;
   }
 }
 

@@ -14,33 +14,33 @@ const stallMs = 1_000;
 describe.skipIf(needs('root', 'mount', 'ganesha'))('a server with two addresses', () => {
   const it = exportedByGanesha({ inMemory: true });
 
-  interface Paths {
+  interface Connections {
     readonly first: CuttingProxy;
     readonly second: CuttingProxy;
     readonly rpc: RpcClient;
     readonly nfs: NfsClient;
   }
 
-  /** Two ways to the same ganesha. */
-  async function paths(options: Partial<RpcClientOptions> = {}): Promise<Paths> {
+  /** Connects to the same ganesha through two proxies. */
+  async function connect(options: Partial<RpcClientOptions> = {}): Promise<Connections> {
     const to = { host: it.server.host, port: it.server.nfsPort };
     const [first, second] = [await startProxy(to, '127.0.0.1'), await startProxy(to, '127.0.0.2')];
-    const about = { clock: systemClock(), identity: user(0), stallMs };
-    const rpc = createRpcClient({ ...about, addresses: [first, second], ...options });
+    const clientOptions = { clock: systemClock(), identity: user(0), stallMs };
+    const rpc = createRpcClient({ ...clientOptions, addresses: [first, second], ...options });
     onTestFinished(() => rpc.close());
     return { first, second, rpc, nfs: createNfsClient(rpc, systemClock()) };
   }
 
-  /** A number of directories, made one after the other. The way is cut when some are made. */
-  async function makeWhile(nfs: NfsClient, cut: () => unknown, atOnce: number): Promise<void> {
+  /** Creates many directories, and calls `interrupt` after the first 20. */
+  async function makeDirectoriesWhile(nfs: NfsClient, interrupt: () => unknown, atOnce: number): Promise<void> {
     const names = Array.from({ length: 60 }, (_, i) => `sub-${i}`);
     const queue = [...names];
-    let made = 0;
+    let created = 0;
     const work = async (): Promise<void> => {
       for (let name = queue.shift(); name !== undefined; name = queue.shift()) {
         const { attributes } = await nfs.mkdir(it.directory, name, { mode: 0o755 }, { deadlineMs: 5_000 });
         expect(attributes?.type).toBe(fileType.directory);
-        if (++made === 20) await cut();
+        if (++created === 20) await interrupt();
       }
     };
     await Promise.all(Array.from({ length: atOnce }, work));
@@ -50,10 +50,10 @@ describe.skipIf(needs('root', 'mount', 'ganesha'))('a server with two addresses'
   test.each([1, 2, 4])(
     'calls continue over the second address when the first is cut off, with %d connections',
     async (connections) => {
-      const { first, second, nfs, rpc } = await paths({ connections });
+      const { first, second, nfs, rpc } = await connect({ connections });
       await nfs.null();
       expect([first.connections > 0, second.connections]).toEqual([true, 0]);
-      await makeWhile(nfs, () => first.down(), connections * 2);
+      await makeDirectoriesWhile(nfs, () => first.down(), connections * 2);
       expect(second.connections).toBe(connections);
       expect(rpc.address).toMatchObject({ host: '127.0.0.2' });
     },
@@ -62,46 +62,46 @@ describe.skipIf(needs('root', 'mount', 'ganesha'))('a server with two addresses'
   test.each([1, 2, 3, 4])(
     'calls continue over the second address when the first falls silent, with %d connections',
     async (connections) => {
-      const { first, second, nfs, rpc } = await paths({ connections });
+      const { first, second, nfs, rpc } = await connect({ connections });
       await nfs.null();
-      await makeWhile(nfs, () => first.stall(), connections * 2);
+      await makeDirectoriesWhile(nfs, () => first.stall(), connections * 2);
       expect(second.connections).toBe(connections);
       expect(rpc.address).toMatchObject({ host: '127.0.0.2' });
     },
   );
 
   test('the second address is used if the first never answered', async () => {
-    const { first, second, nfs } = await paths({ connections: 2 });
+    const { first, second, nfs } = await connect({ connections: 2 });
     await first.down();
-    await makeWhile(nfs, () => undefined, 4);
+    await makeDirectoriesWhile(nfs, () => undefined, 4);
     expect(second.connections).toBe(2);
   });
 
   test('pending calls complete when either address returns after both were down', async () => {
-    const { first, second, nfs } = await paths();
+    const { first, second, nfs } = await connect();
     await nfs.null();
-    let back: Promise<unknown> | undefined;
-    await makeWhile(
+    let recovered: Promise<unknown> | undefined;
+    await makeDirectoriesWhile(
       nfs,
       async () => {
-        // What was sent is asked for again until its deadline.
+        // Calls that were sent are retried until their deadline.
         first.stall();
         await second.down();
-        back = new Promise((resolve) => setTimeout(resolve, 400)).then(() => second.up());
+        recovered = new Promise((resolve) => setTimeout(resolve, 400)).then(() => second.up());
       },
       2,
     );
-    await back;
+    await recovered;
     expect(second.connections).toBeGreaterThan(0);
   });
 
   test('calls return to the first address when the second is cut off later', async () => {
-    const { first, second, nfs, rpc } = await paths({ connections: 2 });
+    const { first, second, nfs, rpc } = await connect({ connections: 2 });
     await nfs.null();
     await first.down();
     await nfs.getattr(it.directory);
     await first.up();
-    await makeWhile(nfs, () => second.stall(), 4);
+    await makeDirectoriesWhile(nfs, () => second.stall(), 4);
     expect(rpc.address).toMatchObject({ host: '127.0.0.1' });
   });
 });

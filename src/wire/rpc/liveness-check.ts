@@ -2,7 +2,7 @@ import { onAbort } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import type { XdrWriter } from '../xdr/writer.ts';
 import type { Connection, RecordHandlers } from './connection.ts';
-import { messageCall, rpcVersion } from './message.ts';
+import { callType, rpcVersion } from './message.ts';
 import type { Procedure } from './procedure.ts';
 import type { Encode } from './sender.ts';
 
@@ -18,55 +18,56 @@ export interface LivenessCheckOptions {
 
 /**
  * A connection can be dead without any error: a firewall dropped its state, or the machine at the other end was replaced. The
- * kernel keeps retransmitting for a quarter of an hour. But a server may also just be slow, and then the client must not drop its
- * connection. So the client sends NULL on this connection and on a new one. Only if the new one alone answers, this one is dead.
+ * kernel keeps retransmitting for a quarter of an hour. But a server may also just be slow, and then the client must not drop the
+ * connection. So the client sends NULL on the old connection and on a new one. If the server answers only on the new one, the
+ * old one is dead.
  */
 export interface LivenessCheck {
   /** True: dead. False: alive, or the new connection got no answer either. */
-  isDead(connection: Connection, asked: NullTarget, waitMs: number): Promise<boolean>;
+  isDead(connection: Connection, target: NullTarget, waitMs: number): Promise<boolean>;
 }
 
 /** Calls have xids of 31 bits, so this xid belongs to none of them and its reply is ignored. */
 const nullXid = 0xffff_ffff;
-/** Time for bytes that are still on their way. */
-const graceMs = 1_000;
+/** How long to wait for bytes that are still in flight on the old connection. */
+const lateReplyMs = 1_000;
 
 export function createLivenessCheck({ clock, credential, connect, closing }: LivenessCheckOptions): LivenessCheck {
   const encode: Encode<NullTarget> = (writer: XdrWriter, { program, version }) => {
-    writer.u32(nullXid).u32(messageCall).u32(rpcVersion).u32(program).u32(version).u32(0).fixed(credential);
+    writer.u32(nullXid).u32(callType).u32(rpcVersion).u32(program).u32(version).u32(0).fixedOpaque(credential);
     return undefined;
   };
 
-  function sendNull({ sender }: Connection, asked: NullTarget): void {
-    sender.addRecord(encode, asked);
+  function sendNull({ sender }: Connection, target: NullTarget): void {
+    sender.addRecord(encode, target);
     sender.flush();
   }
 
-  /** Any reply counts, also an error. */
-  async function answersOnNewConnection(asked: NullTarget, waitMs: number): Promise<boolean> {
+  /** Whether the server replies on a new connection. An error reply counts, too. */
+  async function answersOnNewConnection(target: NullTarget, waitMs: number): Promise<boolean> {
     const { promise, resolve } = Promise.withResolvers<boolean>();
-    const other = await connect({ onRecord: () => resolve(true) }).catch(() => undefined);
-    if (other === undefined) return false;
+    const newConnection = await connect({ onRecord: () => resolve(true) }).catch(() => undefined);
+    if (newConnection === undefined) return false;
     using limit = clock.deadline(waitMs, closing);
     using _ = onAbort(limit.signal, () => resolve(false));
-    void other.ended.then(() => resolve(false));
-    sendNull(other, asked);
+    void newConnection.ended.then(() => resolve(false));
+    sendNull(newConnection, target);
     try {
       return await promise;
     } finally {
-      other.reset();
+      newConnection.reset();
     }
   }
 
   return {
     isDead: async (connection, asked, waitMs) => {
-      const before = connection.receivedBytes;
-      // If part of a record was received, its remaining bytes show that the connection lives. A NULL reply would come only after
-      // them.
+      const receivedBefore = connection.receivedBytes;
+      // If part of a record was received, its remaining bytes show that the connection is alive. The reply to NULL would
+      // come only after them.
       if (!connection.isMidRecord) sendNull(connection, asked);
       if (!(await answersOnNewConnection(asked, waitMs))) return false;
-      await clock.sleep(Math.min(graceMs, waitMs), closing).catch(() => undefined);
-      return connection.receivedBytes === before && !closing.aborted;
+      await clock.sleep(Math.min(lateReplyMs, waitMs), closing).catch(() => undefined);
+      return connection.receivedBytes === receivedBefore && !closing.aborted;
     },
   };
 }

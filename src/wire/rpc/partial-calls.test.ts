@@ -1,6 +1,6 @@
 import { once } from 'node:events';
 import { type AddressInfo, connect, type Socket } from 'node:net';
-import { setImmediate as turn } from 'node:timers/promises';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import { connect as connectTls } from 'node:tls';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
@@ -13,11 +13,11 @@ import { createRpcServer, type RpcServerOptions } from './server.ts';
 const program = 200_000;
 const mib = 1024 * 1024;
 /** NULL without credentials. */
-const whole = uint32s(0x8000_0028, 7, 0, 2, program, 3, 0, 0, 0, 0, 0);
+const nullCall = uint32s(0x8000_0028, 7, 0, 2, program, 3, 0, 0, 0, 0, 0);
 /** The TLS probe. */
-const forTls = uint32s(0x8000_0028, 7, 0, 2, program, 3, 0, 7, 0, 0, 0);
+const tlsProbe = uint32s(0x8000_0028, 7, 0, 2, program, 3, 0, 7, 0, 0, 0);
 
-async function listening(options: Partial<RpcServerOptions>) {
+async function startServer(options: Partial<RpcServerOptions>) {
   const clock = createFakeClock();
   const errors: string[] = [];
   const procedures = new Map([[0, { name: 'NULL', handle: () => () => undefined }]]);
@@ -41,97 +41,101 @@ async function listening(options: Partial<RpcServerOptions>) {
   return { clock, errors, connected };
 }
 
-/** Is answered: it is connected, and what it sent before has been read. */
-async function isAnswered(socket: Socket, rest = whole): Promise<void> {
+/** Sends a call and expects its reply, which shows that the server has read all earlier bytes. */
+async function expectReply(socket: Socket, rest = nullCall): Promise<void> {
   socket.write(rest);
   const [answer] = (await once(socket, 'data')) as [Buffer];
   expect(answer.readUInt32BE(4)).toBe(7);
 }
 
-const ended = async (socket: Socket): Promise<true> => {
+const hasClosed = async (socket: Socket): Promise<true> => {
   if (!socket.closed) await once(socket.resume(), 'close');
   return true;
 };
 
-/** The sockets' events come to the server's side in their own time. */
-async function passed(clock: { advance(ms: number): void }, ms: number): Promise<void> {
+/** Advances the clock in steps, so that the server can process socket events in between. */
+async function advanceClock(clock: { advance(ms: number): void }, ms: number): Promise<void> {
   for (let at = 0; at < ms; at += 5_000) {
     clock.advance(5_000);
-    await turn();
+    await nextTurn();
   }
 }
 
 describe('a call that is received only in part', () => {
   test.each([
-    ['the mark', whole.subarray(0, 2)],
-    ['the head', whole.subarray(0, 20)],
-    ['a fragment that is not the last', uint32s(4, 7)],
-    ['a long one', uint32s(0x8000_0000 | mib, 7, 0, 2)],
-  ])('%s: its connection is dropped when the rest does not arrive, and idle connections stay', async (_what, part) => {
-    const { clock, errors, connected } = await listening({});
-    const [idle, half] = [await connected(), await connected()];
-    await isAnswered(idle);
-    await isAnswered(half);
-    half.write(part);
-    await isAnswered(idle);
-    await passed(clock, 55_000);
-    expect([half.closed, errors]).toEqual([false, []]);
-    await passed(clock, 20_000);
-    expect(await ended(half)).toBe(true);
+    ['its record mark', nullCall.subarray(0, 2)],
+    ['its header', nullCall.subarray(0, 20)],
+    ['one fragment of several', uint32s(4, 7)],
+    ['the beginning of a long call', uint32s(0x8000_0000 | mib, 7, 0, 2)],
+  ])('(%s) loses its connection when the rest does not arrive, and idle connections stay', async (_what, part) => {
+    const { clock, errors, connected } = await startServer({});
+    const [idle, partialClient] = [await connected(), await connected()];
+    await expectReply(idle);
+    await expectReply(partialClient);
+    partialClient.write(part);
+    await expectReply(idle);
+    await advanceClock(clock, 55_000);
+    expect([partialClient.closed, errors]).toEqual([false, []]);
+    await advanceClock(clock, 20_000);
+    expect(await hasClosed(partialClient)).toBe(true);
     expect(errors).toEqual(['the client did not complete a call in time']);
-    await passed(clock, 600_000);
-    await isAnswered(idle);
+    await advanceClock(clock, 600_000);
+    await expectReply(idle);
   });
 
-  test('is dropped if it trickles in byte by byte for ever', async () => {
-    const { clock, connected } = await listening({});
-    const [half, other] = [await connected(), await connected()];
-    await isAnswered(half);
-    half.write(uint32s(0x8000_0000 | mib));
-    // What came before it is read by then.
-    await isAnswered(other);
-    for (let i = 0; i < 20 && !half.closed; i++) {
-      half.write('x');
+  test('is dropped if its bytes arrive too slowly', async () => {
+    const { clock, connected } = await startServer({});
+    const [partialClient, other] = [await connected(), await connected()];
+    await expectReply(partialClient);
+    partialClient.write(uint32s(0x8000_0000 | mib));
+    // The reply shows that the server has read the earlier bytes.
+    await expectReply(other);
+    for (let i = 0; i < 20 && !partialClient.closed; i++) {
+      partialClient.write('x');
       clock.advance(5_000);
-      await turn();
+      await nextTurn();
     }
-    expect(await ended(half)).toBe(true);
+    expect(await hasClosed(partialClient)).toBe(true);
   });
 
-  test('may follow another for ever if each completes in time', async () => {
-    const { clock, connected } = await listening({});
+  test('may follow another partial call any number of times if each completes in time', async () => {
+    const { clock, connected } = await startServer({});
     const socket = await connected();
-    socket.write(whole.subarray(0, 20));
+    socket.write(nullCall.subarray(0, 20));
     for (let i = 0; i < 20; i++) {
-      await isAnswered(socket, Buffer.concat([whole.subarray(20), whole.subarray(0, 20)]));
-      await passed(clock, 15_000);
+      await expectReply(socket, Buffer.concat([nullCall.subarray(20), nullCall.subarray(0, 20)]));
+      await advanceClock(clock, 15_000);
     }
-    await isAnswered(socket, whole.subarray(20));
+    await expectReply(socket, nullCall.subarray(20));
   });
 
   test('holds bounded memory together with others, and slow clients of other addresses are not evicted', async () => {
-    const { connected, errors } = await listening({ partialCalls: { bytes: 16 * mib } });
+    const { connected, errors } = await startServer({ partialCalls: { bytes: 16 * mib } });
     const honest = await connected('127.0.0.2');
-    const long = Buffer.concat([uint32s(0x8000_0000 | mib), whole.subarray(4), Buffer.alloc(mib + 4 - whole.length)]);
+    const long = Buffer.concat([
+      uint32s(0x8000_0000 | mib),
+      nullCall.subarray(4),
+      Buffer.alloc(mib + 4 - nullCall.length),
+    ]);
     honest.write(long.subarray(0, mib / 2));
     const before = usedMemoryMib();
     const part = long.subarray(0, -1);
     const attackers = await Promise.all(Array.from({ length: 100 }, () => connected()));
     for (const socket of attackers) socket.write(part);
-    const left = (): number => attackers.filter(({ closed }) => !closed).length;
+    const openAttackers = (): number => attackers.filter(({ closed }) => !closed).length;
     for (const socket of attackers) socket.resume();
-    await expect.poll(left, { timeout: 10_000 }).toBeLessThan(16);
-    expect(left()).toBeGreaterThan(8);
-    // What 100 connections have anyway is a little less than half a MiB each, and gone with them.
+    await expect.poll(openAttackers, { timeout: 10_000 }).toBeLessThan(16);
+    expect(openAttackers()).toBeGreaterThan(8);
+    // Each of the 100 connections itself takes a little less than half a MiB, which is freed when it is closed.
     await expect.poll(() => usedMemoryMib() - before).toBeLessThan(30);
-    await isAnswered(honest, long.subarray(mib / 2));
+    await expectReply(honest, long.subarray(mib / 2));
     expect(new Set(errors)).toEqual(new Set(['incomplete calls use too much memory']));
   });
 
   test('holds bounded memory together with others of any size', async () => {
-    const { connected } = await listening({ partialCalls: { bytes: 4 * mib } });
+    const { connected } = await startServer({ partialCalls: { bytes: 4 * mib } });
     const probe = await connected('127.0.0.2');
-    const several = (part: Buffer): Promise<readonly Socket[]> =>
+    const sendFromMany = (part: Buffer): Promise<readonly Socket[]> =>
       Promise.all(
         Array.from({ length: 40 }, async () => {
           const socket = await connected();
@@ -139,50 +143,58 @@ describe('a call that is received only in part', () => {
           return socket;
         }),
       );
-    // Those that have been quiet longest hold next to nothing.
-    await several(uint32s(4, 7));
-    await isAnswered(probe);
-    const large = await several(uint32s(0x8000_0000 | (2 * mib - 100)));
-    const left = (): number => large.filter(({ closed }) => !closed).length;
-    await expect.poll(left, { timeout: 10_000 }).toBeLessThanOrEqual(2);
-    await isAnswered(probe);
-    expect(left()).toBeGreaterThan(0);
+    // The connections that have been idle longest hold very little memory.
+    await sendFromMany(uint32s(4, 7));
+    await expectReply(probe);
+    const large = await sendFromMany(uint32s(0x8000_0000 | (2 * mib - 100)));
+    const openAttackers = (): number => large.filter(({ closed }) => !closed).length;
+    await expect.poll(openAttackers, { timeout: 10_000 }).toBeLessThanOrEqual(2);
+    await expectReply(probe);
+    expect(openAttackers()).toBeGreaterThan(0);
   });
 
   test.skipIf(needs('openssl'))('is freed if it follows an accepted TLS probe', async () => {
-    const { connected } = await listening({ tls: certificate('server') });
+    const { connected } = await startServer({ tls: certificate('server') });
     const before = usedMemoryMib();
     const sockets = await Promise.all(Array.from({ length: 128 }, () => connected()));
-    const granted = sockets.map((socket) => isAnswered(socket, Buffer.concat([forTls, uint32s(0x8000_0000 | mib)])));
-    await Promise.all(granted);
+    const probes = sockets.map((socket) => expectReply(socket, Buffer.concat([tlsProbe, uint32s(0x8000_0000 | mib)])));
+    await Promise.all(probes);
     await expect.poll(() => usedMemoryMib() - before).toBeLessThan(40);
     expect(sockets.filter(({ closed }) => closed)).toEqual([]);
   });
 
   describe('is still limited after a TLS probe', () => {
-    async function isEnded({ clock, errors }: Awaited<ReturnType<typeof listening>>, socket: Socket): Promise<void> {
-      await isAnswered(socket, forTls);
-      // The rest of this would be answered too.
-      await isAnswered(socket, Buffer.concat([whole, whole.subarray(0, 20)]));
-      await passed(clock, 75_000);
+    async function expectDropped(
+      { clock, errors }: Awaited<ReturnType<typeof startServer>>,
+      socket: Socket,
+    ): Promise<void> {
+      await expectReply(socket, tlsProbe);
+      // The server would answer the rest of the second call, too.
+      await expectReply(socket, Buffer.concat([nullCall, nullCall.subarray(0, 20)]));
+      await advanceClock(clock, 75_000);
       expect(errors).toEqual(['the client did not complete a call in time']);
-      expect(await ended(socket)).toBe(true);
+      expect(await hasClosed(socket)).toBe(true);
     }
 
     test('on a server without TLS', async () => {
-      const server = await listening({});
-      await isEnded(server, await server.connected());
+      const server = await startServer({});
+      await expectDropped(server, await server.connected());
     });
 
     test.skipIf(needs('openssl'))('on a connection that already uses TLS', async () => {
-      const own = certificate('server');
-      const server = await listening({ tls: own });
+      const serverCertificate = certificate('server');
+      const server = await startServer({ tls: serverCertificate });
       const plain = await server.connected();
-      await isAnswered(plain, forTls);
-      const secured = connectTls({ socket: plain, ca: own.cert, host: '127.0.0.1', ALPNProtocols: ['sunrpc'] });
+      await expectReply(plain, tlsProbe);
+      const secured = connectTls({
+        socket: plain,
+        ca: serverCertificate.cert,
+        host: '127.0.0.1',
+        ALPNProtocols: ['sunrpc'],
+      });
       secured.on('error', () => undefined);
       await once(secured, 'secureConnect');
-      await isEnded(server, secured);
+      await expectDropped(server, secured);
     });
   });
 });

@@ -5,7 +5,7 @@ import type { Receiver } from './receiver.ts';
 /** A connection that may be in the middle of sending a call. */
 export interface CallSource {
   readonly address: string;
-  readonly member: AdmittedConnection;
+  readonly connection: AdmittedConnection;
   readonly receiver: Pick<Receiver, 'heldBytes' | 'isMidRecord' | 'records'>;
   /** The server has paused reading, so the client is not late. */
   isPaused(): boolean;
@@ -19,8 +19,8 @@ export interface CallSource {
  * idle for ever.
  */
 export interface PartialCalls {
-  admit(sending: CallSource): TrackedConnection;
-  /** Receivers should free memory that they do not need at the moment. */
+  add(source: CallSource): TrackedConnection;
+  /** True: receivers should free memory that they do not need at the moment. */
   readonly isMemoryLow: boolean;
 }
 
@@ -31,15 +31,15 @@ export interface TrackedConnection extends Disposable {
 
 export interface PartialCallLimits {
   readonly bytes: number;
-  readonly ms: number;
+  readonly timeoutMs: number;
 }
 
 interface Entry {
-  readonly sending: CallSource;
+  readonly source: CallSource;
   heldBytes: number;
   /** The number of the record that was incomplete at the last check; -1: none. */
   record: number;
-  /** For how many checks in a row it was the same record. */
+  /** The number of checks in a row that found the same record. */
   checks: number;
 }
 
@@ -52,12 +52,12 @@ export function createPartialCalls(clock: Clock, limits: PartialCallLimits): Par
 
   function scheduleCheck(): void {
     isScheduled = entries.size > 0;
-    if (isScheduled) clock.after(limits.ms / checksPerTimeout, checkAll);
+    if (isScheduled) clock.after(limits.timeoutMs / checksPerTimeout, checkAll);
   }
 
   function checkAll(): void {
     for (const entry of entries) {
-      const { receiver, isPaused, drop } = entry.sending;
+      const { receiver, isPaused, drop } = entry.source;
       const record = receiver.isMidRecord && !isPaused() ? receiver.records : -1;
       entry.checks = record === entry.record ? entry.checks + 1 : 0;
       entry.record = record;
@@ -66,41 +66,45 @@ export function createPartialCalls(clock: Clock, limits: PartialCallLimits): Par
     scheduleCheck();
   }
 
-  function count(entry: Entry, now: number): void {
-    heldBytes += now - entry.heldBytes;
-    entry.heldBytes = now;
+  function setHeldBytes(entry: Entry, bytes: number): void {
+    heldBytes += bytes - entry.heldBytes;
+    entry.heldBytes = bytes;
   }
 
   /** Returns false if no connection is in the middle of a call. */
   function evictOne(): boolean {
-    const halves = [...entries].filter(({ sending, heldBytes: own }) => own > 0 && sending.receiver.isMidRecord);
-    const byAddress = Map.groupBy(halves, ({ sending }) => sending.address);
+    const partialEntries = [...entries].filter(
+      ({ source: sending, heldBytes: own }) => own > 0 && sending.receiver.isMidRecord,
+    );
+    const byAddress = Map.groupBy(partialEntries, ({ source: sending }) => sending.address);
     const sum = (some: readonly Entry[]): number => some.reduce((all, { heldBytes: own }) => all + own, 0);
     const [largest = []] = [...byAddress.values()].sort((a, b) => sum(b) - sum(a));
-    const [quietest] = largest.toSorted((a, b) => a.sending.member.lastUse - b.sending.member.lastUse);
-    if (quietest === undefined) return false;
-    // Update the count first: `drop` may take a moment.
-    count(quietest, 0);
-    entries.delete(quietest);
-    quietest.sending.drop('incomplete calls use too much memory');
+    const [leastRecentlyUsed] = largest.toSorted(
+      (a, b) => a.source.connection.lastUseNumber - b.source.connection.lastUseNumber,
+    );
+    if (leastRecentlyUsed === undefined) return false;
+    // Update `heldBytes` first, since `drop` may close the connection later.
+    setHeldBytes(leastRecentlyUsed, 0);
+    entries.delete(leastRecentlyUsed);
+    leastRecentlyUsed.source.drop('incomplete calls use too much memory');
     return true;
   }
 
   return {
-    admit: (sending) => {
-      const entry: Entry = { sending, heldBytes: 0, record: -1, checks: 0 };
+    add: (source) => {
+      const entry: Entry = { source: source, heldBytes: 0, record: -1, checks: 0 };
       entries.add(entry);
       if (!isScheduled) scheduleCheck();
       return {
         update: () => {
-          const now = sending.receiver.heldBytes;
+          const now = source.receiver.heldBytes;
           if (now === entry.heldBytes || !entries.has(entry)) return;
-          count(entry, now);
-          // The evicted connection may hold much less than what was just received, so repeat.
+          setHeldBytes(entry, now);
+          // The evicted connection may hold much less than what was just received, so evict again.
           while (heldBytes > limits.bytes && evictOne());
         },
         [Symbol.dispose]: () => {
-          count(entry, 0);
+          setHeldBytes(entry, 0);
           entries.delete(entry);
         },
       };

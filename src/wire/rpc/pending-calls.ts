@@ -2,8 +2,8 @@ import type { Call } from './transport.ts';
 
 /**
  * Calls by xid. Not a Map: with constant inserts and deletes, V8 allocates a new table every few calls, and each old table points
- * to the next. Once the young-generation garbage collector has kept one of them, it keeps all later ones, and everything they
- * hold.
+ * to the next. Once the young-generation garbage collector has kept one table, it keeps all later tables, and all calls in
+ * them.
  */
 export interface PendingCalls {
   readonly size: number;
@@ -19,13 +19,13 @@ const initialBuckets = 64;
 
 export function createPendingCalls(): PendingCalls {
   /** Each bucket is a linked list of calls whose xids share their low bits. */
-  let buckets = empty(initialBuckets);
+  let buckets = createBuckets(initialBuckets);
   let size = 0;
 
-  function put(call: Call): void {
-    const place = call.xid & (buckets.length - 1);
-    call.next = buckets[place];
-    buckets[place] = call;
+  function insert(call: Call): void {
+    const bucketIndex = call.xid & (buckets.length - 1);
+    call.next = buckets[bucketIndex];
+    buckets[bucketIndex] = call;
   }
 
   function values(): readonly Call[] {
@@ -47,20 +47,20 @@ export function createPendingCalls(): PendingCalls {
     add: (call) => {
       if (size >= buckets.length) {
         const all = values();
-        buckets = empty(buckets.length * 2);
-        for (const one of all) put(one);
+        buckets = createBuckets(buckets.length * 2);
+        for (const one of all) insert(one);
       }
-      put(call);
+      insert(call);
       size++;
     },
     delete: (call) => {
-      const place = call.xid & (buckets.length - 1);
-      let before: Call | undefined;
-      let at = buckets[place];
-      while (at !== undefined && at !== call) [before, at] = [at, at.next];
-      if (at === undefined) return false;
-      if (before === undefined) buckets[place] = call.next;
-      else before.next = call.next;
+      const bucketIndex = call.xid & (buckets.length - 1);
+      let previous: Call | undefined;
+      let current = buckets[bucketIndex];
+      while (current !== undefined && current !== call) [previous, current] = [current, current.next];
+      if (current === undefined) return false;
+      if (previous === undefined) buckets[bucketIndex] = call.next;
+      else previous.next = call.next;
       call.next = undefined;
       size--;
       return true;
@@ -68,4 +68,4 @@ export function createPendingCalls(): PendingCalls {
   };
 }
 
-const empty = (length: number): (Call | undefined)[] => new Array<Call | undefined>(length).fill(undefined);
+const createBuckets = (length: number): (Call | undefined)[] => new Array<Call | undefined>(length).fill(undefined);

@@ -5,8 +5,8 @@ import type { Procedure } from './procedure.ts';
 export const portmapPort = 111;
 export const portmapProgram = 100000;
 /** The protocol number of TCP in version 2. */
-export const tcp = 6;
-const maxUniversalAddress = 128;
+export const tcpProtocol = 6;
+const maxUniversalAddressBytes = 128;
 
 interface ProgramVersion {
   readonly program: number;
@@ -20,7 +20,7 @@ export const getPort: Procedure<ProgramVersion, number> = {
   number: 3,
   name: 'PMAP GETPORT',
   encode: (writer, wanted) => {
-    writer.u32(wanted.program).u32(wanted.version).u32(tcp).u32(0);
+    writer.u32(wanted.program).u32(wanted.version).u32(tcpProtocol).u32(0);
     return undefined;
   },
   decode: (reader) => reader.u32(),
@@ -36,12 +36,12 @@ const getAddress = (version: 3 | 4): Procedure<ProgramVersion & { readonly netwo
     writer.u32(wanted.program).u32(wanted.version).string(wanted.network).string('').string('');
     return undefined;
   },
-  decode: (reader) => reader.string(maxUniversalAddress),
+  decode: (reader) => reader.string(maxUniversalAddressBytes),
 });
 
 /** A universal address ends in the two bytes of the port: `10.0.0.1.8.1` is port 2049. */
-export function portOf(universal: string): number {
-  const match = /\.(\d{1,3})\.(\d{1,3})$/.exec(universal);
+export function portOf(universalAddress: string): number {
+  const match = /\.(\d{1,3})\.(\d{1,3})$/.exec(universalAddress);
   const [high, low] = [Number(match?.[1] ?? 0), Number(match?.[2] ?? 0)];
   return high > 255 || low > 255 ? 0 : high * 256 + low;
 }
@@ -53,17 +53,17 @@ export async function findPort(
   network: 'tcp' | 'tcp6',
   options: CallOptions,
 ): Promise<number | undefined> {
-  const attempts = [
+  const queries = [
     async () => portOf(await portmapper.call(getAddress(4), { ...wanted, network }, options)),
     async () => portOf(await portmapper.call(getAddress(3), { ...wanted, network }, options)),
     async () => await portmapper.call(getPort, wanted, options),
   ];
   // Version 2 has no networks, and every IPv4 server supports it.
-  const usable = network === 'tcp' ? attempts.reverse() : attempts.slice(0, 2);
+  const usableQueries = network === 'tcp' ? queries.reverse() : queries.slice(0, 2);
   let failure: unknown;
-  for (const way of usable) {
+  for (const query of usableQueries) {
     try {
-      return (await way()) || undefined;
+      return (await query()) || undefined;
     } catch (cause) {
       if (!(cause instanceof RpcError) || cause.failure !== 'unsupported') throw cause;
       failure = cause;

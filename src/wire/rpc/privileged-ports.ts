@@ -1,4 +1,4 @@
-/** The ports below 1024 that no well-known service uses. */
+/** A range of ports below 1024 that well-known services rarely use. */
 const privileged = { first: 665, last: 1023 } as const;
 
 /** Returns privileged ports in turn: a port that was just in use cannot be used again at once. */

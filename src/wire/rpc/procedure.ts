@@ -28,7 +28,7 @@ export interface Procedure<A, R> {
 
 export interface ServerVerifier {
   /** Changes when the server restarts. Some servers change it after failed writes, too. */
-  of(result: unknown): bigint;
+  verifierOf(result: unknown): bigint;
   /** The part of the arguments that `query` needs; kept instead of the arguments, which may be large. */
   queryTarget(args: unknown): unknown;
   /** A call that changes nothing, and whose reply has a verifier, too. */

@@ -12,7 +12,7 @@ export interface DirectRead {
 export interface ReceiverOptions {
   /** The longest record that the receiver accepts. */
   readonly maxRecord: number;
-  /** Called with a whole record. The receiver reuses the bytes when it returns. */
+  /** Called with a whole record. The receiver reuses the bytes after the call. */
   readonly onRecord: (buffer: Buffer, view: DataView, from: number, end: number) => void;
   /** Called with the beginning of a long record of `length` bytes. Undefined: receive it like any other record. */
   readonly onHead?: (
@@ -23,8 +23,8 @@ export interface ReceiverOptions {
     length: number,
   ) => DirectRead | undefined;
   /**
-   * Whether such a record may come next. If so, the first read is small: data that are read together with the header have to be
-   * copied.
+   * Whether a record for `onHead` may come next. If so, the first read is small: data that are read together with the header have
+   * to be copied.
    */
   readonly expectsHead?: () => boolean;
   /** Memory is low: free the buffer of a long record at once instead of keeping it for the next. */
@@ -35,7 +35,7 @@ export interface ReceiverOptions {
 export interface Input {
   /** The buffer for the next read: the rest of the caller's own buffer if the data of a direct read come next. */
   buffer(): Buffer;
-  /** The number of bytes written to `buffer`. Throws if the connection is unusable. */
+  /** Reports the number of bytes written to `buffer`. Throws if the connection is unusable. */
   received(bytes: number): void;
   /** For bytes that were received into another buffer. */
   push(chunk: Buffer): void;
@@ -43,7 +43,7 @@ export interface Input {
 
 /** Record marking of RPC over TCP (RFC 5531, section 11). */
 export interface Receiver extends Input {
-  /** The memory in use for long records, beyond what every receiver has. */
+  /** The memory in use for long records, in addition to the initial buffer of every receiver. */
   readonly heldBytes: number;
   /** A record was received only in part. */
   readonly isMidRecord: boolean;
@@ -52,28 +52,28 @@ export interface Receiver extends Input {
   readonly bytes: number;
 }
 
-const initialSize = 128 * 1024;
+const initialBufferSize = 128 * 1024;
 /** The receiver frees the buffer of a long record after this many rounds without another long record. */
-const maxRoundsWithoutLong = 64;
+const maxRoundsWithoutLongRecord = 64;
 /** Enough for the header of a direct read, for some short records, and for a whole reply to a READ of 4 KiB. */
 const smallBufferSize = 4096 + 512;
-/** Below this length, a copy is cheaper than a direct read. */
-const directFrom = 16 * 1024;
+/** For shorter records, a copy is cheaper than a direct read. */
+const minDirectReadBytes = 16 * 1024;
 
 export function createReceiver(options: ReceiverOptions): Receiver {
   const { maxRecord, onRecord, onHead, expectsHead = () => false, isMemoryLow = () => false } = options;
-  let buffer = Buffer.allocUnsafeSlow(initialSize);
+  let buffer = Buffer.allocUnsafeSlow(initialBufferSize);
   let view = new DataView(buffer.buffer);
   let smallBuffer = buffer.subarray(0, smallBufferSize);
   /** Bytes that were received and not processed: [at, have). */
-  let at = 0;
-  let have = 0;
-  let roundsWithoutLong = 0;
+  let processedEnd = 0;
+  let receivedEnd = 0;
+  let roundsWithoutLongRecord = 0;
   let records = 0;
-  let total = 0;
+  let totalBytes = 0;
   /** The fragments of a record before the last one. */
-  let assembly: Assembly | undefined;
-  let direct: { readonly to: DirectRead; position: number; rest: number; padding: number } | undefined;
+  let reassembly: Reassembly | undefined;
+  let direct: { readonly read: DirectRead; position: number; remaining: number; padding: number } | undefined;
 
   /** Call it only while bytes are being processed: at other times Node already has the buffer for the next read. */
   function switchBuffer(memory: Buffer<ArrayBuffer>): void {
@@ -84,29 +84,34 @@ export function createReceiver(options: ReceiverOptions): Receiver {
 
   /** Makes room for the rest of the record that begins at `at`. */
   function makeRoom(length: number): void {
-    if (at + length <= buffer.length) return;
-    const target = length <= buffer.length ? buffer : Buffer.allocUnsafeSlow(length + initialSize);
-    buffer.copy(target, 0, at, have);
+    if (processedEnd + length <= buffer.length) return;
+    const target = length <= buffer.length ? buffer : Buffer.allocUnsafeSlow(length + initialBufferSize);
+    buffer.copy(target, 0, processedEnd, receivedEnd);
     if (target !== buffer) switchBuffer(target);
-    have -= at;
-    at = 0;
+    receivedEnd -= processedEnd;
+    processedEnd = 0;
   }
 
   function beginDirect(to: DirectRead, recordEnd: number): void {
-    const here = Math.min(have - to.from, to.target.length);
+    const here = Math.min(receivedEnd - to.from, to.target.length);
     buffer.copy(to.target, 0, to.from, to.from + here);
-    direct = { to, position: here, rest: to.target.length - here, padding: recordEnd - to.from - to.target.length };
-    at = to.from + here;
+    direct = {
+      read: to,
+      position: here,
+      remaining: to.target.length - here,
+      padding: recordEnd - to.from - to.target.length,
+    };
+    processedEnd = to.from + here;
     finishDirect();
   }
 
   function finishDirect(): void {
-    if (direct === undefined || direct.rest > 0) return;
-    const skipped = Math.min(direct.padding, have - at);
-    at += skipped;
+    if (direct === undefined || direct.remaining > 0) return;
+    const skipped = Math.min(direct.padding, receivedEnd - processedEnd);
+    processedEnd += skipped;
     direct.padding -= skipped;
     if (direct.padding > 0) return;
-    const { to } = direct;
+    const { read: to } = direct;
     direct = undefined;
     records++;
     to.done();
@@ -114,33 +119,33 @@ export function createReceiver(options: ReceiverOptions): Receiver {
 
   /** Returns false if more bytes are needed. */
   function readRecord(): boolean {
-    if (have - at < 4) return false;
-    const mark = view.getUint32(at);
+    if (receivedEnd - processedEnd < 4) return false;
+    const mark = view.getUint32(processedEnd);
     const length = mark & 0x7fff_ffff;
     const isLast = mark >>> 31 === 1;
-    if (length + (assembly?.length ?? 0) > maxRecord)
+    if (length + (reassembly?.length ?? 0) > maxRecord)
       throw new RpcError(`a record of ${length} bytes exceeds the limit of ${maxRecord}`, { failure: 'garbled' });
-    if (length > initialSize) roundsWithoutLong = 0;
-    const from = at + 4;
+    if (length > initialBufferSize) roundsWithoutLongRecord = 0;
+    const from = processedEnd + 4;
     const end = from + length;
-    if (end > have) {
+    if (end > receivedEnd) {
       const to =
-        isLast && assembly === undefined && length >= directFrom
-          ? onHead?.(buffer, view, from, have, length)
+        isLast && reassembly === undefined && length >= minDirectReadBytes
+          ? onHead?.(buffer, view, from, receivedEnd, length)
           : undefined;
       if (to !== undefined) beginDirect(to, end);
       else makeRoom(4 + length);
       return false;
     }
-    at = end;
+    processedEnd = end;
     if (isLast) records++;
-    if (isLast && assembly === undefined) onRecord(buffer, view, from, end);
+    if (isLast && reassembly === undefined) onRecord(buffer, view, from, end);
     else {
-      assembly ??= createAssembly();
-      assembly.add(buffer, from, end);
+      reassembly ??= createReassembly();
+      reassembly.add(buffer, from, end);
       if (isLast) {
-        const { whole, length: size } = assembly;
-        assembly = undefined;
+        const { buffer: whole, length: size } = reassembly;
+        reassembly = undefined;
         onRecord(whole(), new DataView(whole().buffer), 0, size);
       }
     }
@@ -150,29 +155,32 @@ export function createReceiver(options: ReceiverOptions): Receiver {
   function processReceived(): void {
     finishDirect();
     if (direct === undefined) while (readRecord());
-    if (at === have) {
-      at = have = 0;
-      if (buffer.length > initialSize && (++roundsWithoutLong > maxRoundsWithoutLong || isMemoryLow()))
-        switchBuffer(Buffer.allocUnsafeSlow(initialSize));
-    } else if (have === buffer.length) makeRoom(buffer.length);
+    if (processedEnd === receivedEnd) {
+      processedEnd = receivedEnd = 0;
+      if (
+        buffer.length > initialBufferSize &&
+        (++roundsWithoutLongRecord > maxRoundsWithoutLongRecord || isMemoryLow())
+      )
+        switchBuffer(Buffer.allocUnsafeSlow(initialBufferSize));
+    } else if (receivedEnd === buffer.length) makeRoom(buffer.length);
   }
 
   const receiver: Receiver = {
     buffer: () =>
-      direct !== undefined && direct.rest > 0
-        ? direct.to.target.subarray(direct.position, direct.position + direct.rest)
+      direct !== undefined && direct.remaining > 0
+        ? direct.read.target.subarray(direct.position, direct.position + direct.remaining)
         : // Usually the whole buffer is free, so this saves one view per read.
-          have === 0
+          receivedEnd === 0
           ? expectsHead()
             ? smallBuffer
             : buffer
-          : buffer.subarray(have),
+          : buffer.subarray(receivedEnd),
     received: (bytes) => {
-      total += bytes;
-      if (direct !== undefined && direct.rest > 0) {
+      totalBytes += bytes;
+      if (direct !== undefined && direct.remaining > 0) {
         direct.position += bytes;
-        direct.rest -= bytes;
-      } else have += bytes;
+        direct.remaining -= bytes;
+      } else receivedEnd += bytes;
       processReceived();
     },
     push: (chunk) => {
@@ -183,31 +191,31 @@ export function createReceiver(options: ReceiverOptions): Receiver {
       }
     },
     get heldBytes() {
-      return buffer.length - initialSize + (assembly?.size ?? 0);
+      return buffer.length - initialBufferSize + (reassembly?.size ?? 0);
     },
     get isMidRecord() {
-      return have > at || assembly !== undefined || direct !== undefined;
+      return receivedEnd > processedEnd || reassembly !== undefined || direct !== undefined;
     },
     get records() {
       return records;
     },
     get bytes() {
-      return total;
+      return totalBytes;
     },
   };
   return receiver;
 }
 
-interface Assembly {
+interface Reassembly {
   readonly length: number;
   /** The size of its buffer. */
   readonly size: number;
   add(buffer: Buffer, from: number, end: number): void;
-  whole(): Buffer;
+  buffer(): Buffer;
 }
 
 /** Grows by doubling, so that a sender of tiny fragments cannot make the receiver copy the same bytes again and again. */
-function createAssembly(): Assembly {
+function createReassembly(): Reassembly {
   let buffer = Buffer.allocUnsafeSlow(4096);
   let length = 0;
   return {
@@ -227,6 +235,6 @@ function createAssembly(): Assembly {
       from.copy(buffer, length, start, end);
       length += size;
     },
-    whole: () => buffer,
+    buffer: () => buffer,
   };
 }

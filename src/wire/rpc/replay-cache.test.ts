@@ -13,7 +13,7 @@ beforeEach(() => {
   runs = 0;
 });
 
-const work = (): ReplyWriter => {
+const execute = (): ReplyWriter => {
   const answer = ++runs;
   return (writer) => {
     writer.u32(answer);
@@ -21,34 +21,34 @@ const work = (): ReplyWriter => {
   };
 };
 
-async function answered(key: string): Promise<number | undefined> {
-  const layout = await cache.run(key, work);
-  if (layout === undefined) return undefined;
+async function replyTo(key: string): Promise<number | undefined> {
+  const writeReply = await cache.run(key, execute);
+  if (writeReply === undefined) return undefined;
   const writer = new XdrWriter(64);
-  layout(writer);
+  writeReply(writer);
   return writer.written.readUInt32BE(0);
 }
 
 test('a resent call gets the cached reply for two minutes', async () => {
-  expect(await answered('call')).toBe(1);
+  expect(await replyTo('call')).toBe(1);
   clock.advance(119_000);
-  expect(await answered('call')).toBe(1);
+  expect(await replyTo('call')).toBe(1);
 });
 
 test.each([240_000, 1_000_000])('the same xid is a new call after %d ms', async (ms) => {
-  await answered('call');
+  await replyTo('call');
   clock.advance(ms);
-  expect(await answered('call')).toBe(2);
+  expect(await replyTo('call')).toBe(2);
 });
 
 test('forgets old answers even if the server is never idle', async () => {
-  await answered('call');
+  await replyTo('call');
   for (let i = 0; i < 30; i++) {
     clock.advance(10_000);
-    await answered(`other ${i}`);
+    await replyTo(`other ${i}`);
   }
   const before = runs;
-  expect(await answered('call')).toBe(before + 1);
+  expect(await replyTo('call')).toBe(before + 1);
 });
 
 test('a call that is still being executed is not executed again, however long it takes', async () => {
@@ -56,9 +56,9 @@ test('a call that is still being executed is not executed again, however long it
   const first = cache.run('call', () => done.promise);
   for (let i = 0; i < 10; i++) {
     clock.advance(1_000_000);
-    expect(await answered('call')).toBeUndefined();
+    expect(await replyTo('call')).toBeUndefined();
   }
-  done.resolve(work());
+  done.resolve(execute());
   await first;
-  expect(await answered('call')).toBe(1);
+  expect(await replyTo('call')).toBe(1);
 });

@@ -24,23 +24,29 @@ export function createReplyHandlers(
 ): RecordHandlers {
   const reader = new XdrReader();
 
-  function onHead(buffer: Buffer, view: DataView, from: number, have: number, length: number): DirectRead | undefined {
-    const call = have - from < 4 ? undefined : pending.get(view.getUint32(from));
+  function onHead(
+    buffer: Buffer,
+    view: DataView,
+    from: number,
+    receivedEnd: number,
+    length: number,
+  ): DirectRead | undefined {
+    const call = receivedEnd - from < 4 ? undefined : pending.get(view.getUint32(from));
     if (call?.procedure.decodeHead === undefined) return undefined;
     try {
-      reader.reset(buffer, view, from + 4, have);
+      reader.reset(buffer, view, from + 4, receivedEnd);
       readReplyHead(reader, call.procedure.name);
-      const found = call.procedure.decodeHead(reader, call.args);
+      const head = call.procedure.decodeHead(reader, call.args);
       // Data that would extend beyond their record are an error; it is reported once the whole record has arrived.
-      if (found === undefined || reader.at + found.target.length > from + length) return undefined;
-      const done = (): void => {
+      if (head === undefined || reader.offset + head.target.length > from + length) return undefined;
+      const onDataReceived = (): void => {
         answered();
         receiving(undefined);
         drop(call);
-        call.resolve(found.result);
+        call.resolve(head.result);
       };
       receiving(call);
-      return { from: reader.at, target: found.target, done };
+      return { from: reader.offset, target: head.target, done: onDataReceived };
     } catch {
       // The header is incomplete or an error: decode the reply once all of it has arrived.
       return undefined;

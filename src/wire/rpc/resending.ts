@@ -27,7 +27,7 @@ export interface ResendingOptions {
   readonly send: (call: Call, isCopied?: boolean) => void;
   readonly fail: (call: Call, error: RpcError) => void;
   /** Makes a call on the transport's own connection. */
-  readonly ask: (asked: VerifierCall) => Promise<unknown>;
+  readonly call: (asked: VerifierCall) => Promise<unknown>;
   /** Runs `CallOptions.isNotExecuted` on the transport's own connection. */
   readonly isNotExecuted: (call: Call) => Promise<boolean | undefined>;
   /** The send queue is backed up. */
@@ -49,7 +49,7 @@ export interface VerifierCall extends VerifierQuery {
  * docs/designs/nfs-resends.md.
  */
 export interface Resending {
-  /** Resends pending calls on a new connection. `wasDown`: the server refused connections in between. */
+  /** Resends pending calls on a new connection. `wasDown`: the server refused a connection after the loss of the previous one. */
   connected(connection: Pick<Connection, 'endpoints' | 'address'>, wasDown: boolean): void;
   lost(): void;
   /** The `SentOn` for calls that are sent now. */
@@ -71,23 +71,34 @@ const maxRepeatMs = 30_000;
  * A server can lose a call and go on answering others; nfs-ganesha does under load. After this time without a reply, the same connection
  * gets another copy, as with the Linux client's `timeo`. The next copies follow after 2, 4, 8 … minutes.
  */
-const unansweredMs = 60_000;
-const maxUnansweredMs = 600_000;
+const copyUnansweredAfterMs = 60_000;
+const maxCopyIntervalMs = 600_000;
 const unansweredCheckMs = 5_000;
 /**
- * After this time without a verifier, NULL shows whether the server answers at all. Long enough for a busy server: without the
- * verifier, calls may have to wait.
+ * After this time without a verifier, NULL shows whether the server answers at all. It is long enough for a busy server, since calls
+ * may have to wait if the verifier is unknown.
  */
-const askVerifierMs = 5_000;
-const askMs = 2_000;
-const askPauseMs = 100;
-/** Failures without an answer. An error reply is an answer. */
-const noAnswer: readonly RpcFailure[] = ['unreachable', 'lost', 'deadline', 'canceled', 'closed'];
+const verifierQueryMs = 5_000;
+const nullCallMs = 2_000;
+const nullCallPauseMs = 100;
+/** Failures without a reply of the server. */
+const failuresWithoutAnswer: readonly RpcFailure[] = ['unreachable', 'lost', 'deadline', 'canceled', 'closed'];
 
 export function createResending(options: ResendingOptions): Resending {
-  const { clock, pending, verifiers, send, fail, ask, isNotExecuted, isBacklogged, lateCallMs, closing } = options;
+  const {
+    clock,
+    pending,
+    verifiers,
+    send,
+    fail,
+    call: ask,
+    isNotExecuted,
+    isBacklogged,
+    lateCallMs,
+    closing,
+  } = options;
   let connection: ConnectionState | undefined;
-  let known: KnownVerifier = { verifier: undefined };
+  let knownVerifier: KnownVerifier = { verifier: undefined };
   let currentSentOn: SentOn | undefined;
   /**
    * Calls that were sent before the server refused a connection; kept also if the connection is lost again before they are
@@ -100,25 +111,25 @@ export function createResending(options: ResendingOptions): Resending {
   const nextCopyAt = new WeakMap<Call, number>();
   let unansweredCheckAt = 0;
 
-  const isAnswered = (question: VerifierQuery, deadlineMs: number): Promise<boolean> =>
-    ask({ ...question, deadlineMs }).then(
+  const isAnswered = (query: VerifierQuery, deadlineMs: number): Promise<boolean> =>
+    ask({ ...query, deadlineMs }).then(
       () => true,
-      (cause: unknown) => !(cause instanceof RpcError && noAnswer.includes(cause.failure)),
+      (cause: unknown) => !(cause instanceof RpcError && failuresWithoutAnswer.includes(cause.failure)),
     );
 
   /** Sends verifier queries until one reply has a verifier. A query for a deleted file has none. */
-  async function askVerifier(on: ConnectionState): Promise<boolean> {
-    for (const question of verifiers.queries()) {
+  async function queryVerifier(current: ConnectionState): Promise<boolean> {
+    for (const query of verifiers.queries()) {
       // `answered` records the verifier of the reply.
-      if (connection !== on || !(await isAnswered(question, askVerifierMs))) return false;
-      if (on.verifier !== undefined) return true;
+      if (connection !== current || !(await isAnswered(query, verifierQueryMs))) return false;
+      if (current.verifier !== undefined) return true;
     }
     return false;
   }
 
   /** Resolves when the server has answered. The verifier stays unknown if no file is known or the server rejects the query. */
-  async function waitForAnswer(on: ConnectionState, { procedure: { program, version } }: Call): Promise<void> {
-    const nothing: Procedure<unknown, unknown> = {
+  async function waitForAnswer(current: ConnectionState, { procedure: { program, version } }: Call): Promise<void> {
+    const nullProcedure: Procedure<unknown, unknown> = {
       program,
       version,
       number: 0,
@@ -126,57 +137,62 @@ export function createResending(options: ResendingOptions): Resending {
       encode: () => undefined,
       decode: () => undefined,
     };
-    while (connection === on && !closing.aborted) {
-      if (await askVerifier(on)) return;
-      const question = { procedure: nothing, args: undefined, credential: undefined };
-      if (connection === on && (await isAnswered(question, askMs))) return;
-      await clock.sleep(askPauseMs, closing).catch(() => undefined);
+    while (connection === current && !closing.aborted) {
+      if (await queryVerifier(current)) return;
+      const query = { procedure: nullProcedure, args: undefined, credential: undefined };
+      if (connection === current && (await isAnswered(query, nullCallMs))) return;
+      await clock.sleep(nullCallPauseMs, closing).catch(() => undefined);
     }
   }
 
   const failUndecided = (call: Call): void => fail(call, undecidedError(call, clock.elapsed() + lateCallMs));
 
-  /** Until this connection has reported a verifier, calls are compared with the previous verifier. */
+  /** `sentOn` has the verifier to compare with until the server reports one on this connection. */
   function sendCopy(call: Call, sentOn: SentOn, isCopied = false): void {
     send(call, isCopied);
     call.sentOn = sentOn;
   }
 
-  function resend(call: Call, on: ConnectionState, wasDown: boolean): void {
+  function resend(call: Call, current: ConnectionState, wasDown: boolean): void {
     const { sentOn } = call;
     if (pending.get(call.xid) !== call || sentOn === undefined) return;
-    const before = sentOn.connection.verifier ?? sentOn.verifier;
-    const isKnown = before !== undefined && on.verifier !== undefined;
-    const isOther = isKnown && before !== on.verifier;
+    const previousVerifier = sentOn.connection.verifier ?? sentOn.verifier;
+    const isComparable = previousVerifier !== undefined && current.verifier !== undefined;
+    const hasChanged = isComparable && previousVerifier !== current.verifier;
     // A verifier from another connection may be older, and does not show when the server restarted.
-    const isGone = isOther && wasDown && sentOn.connection.verifier !== undefined;
+    const isNeverExecuted = hasChanged && wasDown && sentOn.connection.verifier !== undefined;
     const isRecognised =
-      sentOn.connection.endpoints === on.endpoints && clock.elapsed() - call.startedAt < replayCacheMs;
-    if (isGone) fail(call, undecidedError(call, 0));
-    else if (isOther || !isRecognised) failUndecided(call);
-    else if (isKnown || call.isNotExecuted === undefined) sendCopy(call, { connection: on, verifier: before });
-    else void resendIfNotExecuted(call, { connection: on, verifier: before });
+      sentOn.connection.endpoints === current.endpoints && clock.elapsed() - call.startedAt < replayCacheMs;
+    if (isNeverExecuted) fail(call, undecidedError(call, 0));
+    else if (hasChanged || !isRecognised) failUndecided(call);
+    else if (isComparable || call.isNotExecuted === undefined)
+      sendCopy(call, { connection: current, verifier: previousVerifier });
+    else void resendIfNotExecuted(call, { connection: current, verifier: previousVerifier });
   }
 
-  /** The server may have restarted, and may have executed the call before that. */
+  /** For the case that the server may have restarted, and may have executed the call before the restart. */
   async function resendIfNotExecuted(call: Call, sentOn: SentOn): Promise<void> {
     const notExecuted = await isNotExecuted(call).catch(() => false);
     // The connection was lost again; the next one starts over.
     if (connection !== sentOn.connection || pending.get(call.xid) !== call) return;
     if (!(notExecuted ?? !sentBeforeRefusal.has(call))) return failUndecided(call);
     sendCopy(call, sentOn);
-    repeatSoon();
+    scheduleFirstRepeat();
   }
 
-  async function resendAll(calls: readonly [Call, ...Call[]], on: ConnectionState, wasDown: boolean): Promise<void> {
-    await waitForAnswer(on, calls[0]);
+  async function resendAll(
+    calls: readonly [Call, ...Call[]],
+    current: ConnectionState,
+    wasDown: boolean,
+  ): Promise<void> {
+    await waitForAnswer(current, calls[0]);
     // The connection was lost again; the next one starts over with all calls.
-    if (connection !== on) return;
-    for (const call of calls) resend(call, on, wasDown);
-    repeatSoon();
+    if (connection !== current) return;
+    for (const call of calls) resend(call, current, wasDown);
+    scheduleFirstRepeat();
   }
 
-  function repeatSoon(): void {
+  function scheduleFirstRepeat(): void {
     repeatMs = firstRepeatMs;
     repeatAt = clock.elapsed() + repeatMs;
   }
@@ -185,60 +201,60 @@ export function createResending(options: ResendingOptions): Resending {
     if (now < repeatAt) return;
     repeatMs = Math.min(repeatMs * 2, maxRepeatMs);
     repeatAt = now + repeatMs;
-    const open = sentHere().filter((call) => isInReplayCache(call) && call.resent);
-    if (open.length === 0) repeatAt = Number.POSITIVE_INFINITY;
+    const resentCalls = callsOnConnection().filter((call) => isInReplayCache(call) && call.resent);
+    if (resentCalls.length === 0) repeatAt = Number.POSITIVE_INFINITY;
     if (isBacklogged()) return;
-    for (const call of open) {
+    for (const call of resentCalls) {
       // The server may have replied on the lost connection, and dropped the reply from its cache since.
       if (isSentMutation(call) && now - call.startedAt >= replayCacheMs) failUndecided(call);
       else if (call.sentOn !== undefined) sendCopy(call, call.sentOn, true);
     }
   }
 
-  /** Without mutations: a server that is slow, but has no replay cache, would execute the copy as well. */
+  /** Skips mutations: a slow server without a replay cache would execute both copies. */
   function repeatUnanswered(now: number): void {
     if (now < unansweredCheckAt || isBacklogged()) return;
     unansweredCheckAt = now + unansweredCheckMs;
-    for (const call of sentHere()) {
-      const isDue = now >= (nextCopyAt.get(call) ?? call.startedAt + unansweredMs);
+    for (const call of callsOnConnection()) {
+      const isDue = now >= (nextCopyAt.get(call) ?? call.startedAt + copyUnansweredAfterMs);
       if (!isDue || call.isInternal || isSentMutation(call) || call.sentOn === undefined) continue;
-      nextCopyAt.set(call, now + Math.min(now - call.startedAt, maxUnansweredMs));
+      nextCopyAt.set(call, now + Math.min(now - call.startedAt, maxCopyIntervalMs));
       sendCopy(call, call.sentOn, true);
     }
   }
 
-  const sentHere = (): readonly Call[] =>
+  const callsOnConnection = (): readonly Call[] =>
     pending.values().filter(({ sentOn }) => sentOn !== undefined && sentOn.connection === connection);
 
   return {
     connected: ({ endpoints, address }, wasDown) => {
-      const on: ConnectionState = { endpoints, verifier: undefined };
-      connection = on;
-      known = verifiers.at(address);
-      currentSentOn = { connection: on, verifier: known.verifier };
-      const waiting = pending.values();
-      for (const call of waiting) nextCopyAt.set(call, clock.elapsed() + unansweredMs);
-      const [first, ...more] = waiting.filter(isSentMutation);
-      if (wasDown) for (const call of waiting) if (isSentMutation(call)) sentBeforeRefusal.add(call);
-      if (waiting.some((call) => isInReplayCache(call) && call.sent)) repeatSoon();
-      for (const call of waiting) if (!isSentMutation(call)) send(call);
-      if (first !== undefined) void resendAll([first, ...more], on, wasDown);
+      const current: ConnectionState = { endpoints, verifier: undefined };
+      connection = current;
+      knownVerifier = verifiers.forAddress(address);
+      currentSentOn = { connection: current, verifier: knownVerifier.verifier };
+      const pendingCalls = pending.values();
+      for (const call of pendingCalls) nextCopyAt.set(call, clock.elapsed() + copyUnansweredAfterMs);
+      const [first, ...more] = pendingCalls.filter(isSentMutation);
+      if (wasDown) for (const call of pendingCalls) if (isSentMutation(call)) sentBeforeRefusal.add(call);
+      if (pendingCalls.some((call) => isInReplayCache(call) && call.sent)) scheduleFirstRepeat();
+      for (const call of pendingCalls) if (!isSentMutation(call)) send(call);
+      if (first !== undefined) void resendAll([first, ...more], current, wasDown);
     },
     lost: () => {
       connection = currentSentOn = undefined;
     },
     get sentOn() {
       // A call keeps the verifier that was known when it was sent. Another connection may later report one from after a restart.
-      if (currentSentOn !== undefined && currentSentOn.verifier !== known.verifier)
-        currentSentOn = { connection: currentSentOn.connection, verifier: known.verifier };
+      if (currentSentOn !== undefined && currentSentOn.verifier !== knownVerifier.verifier)
+        currentSentOn = { connection: currentSentOn.connection, verifier: knownVerifier.verifier };
       return currentSentOn;
     },
     answered: (call, result) => {
       const { serverVerifier } = call.procedure;
       if (serverVerifier === undefined || connection === undefined) return;
-      const verifier = serverVerifier.of(result);
+      const verifier = serverVerifier.verifierOf(result);
       connection.verifier = verifier;
-      verifiers.record(known, verifier, serverVerifier, call);
+      verifiers.record(knownVerifier, verifier, serverVerifier, call);
     },
     repeat: (now) => {
       if (connection === undefined) return;
@@ -251,7 +267,7 @@ export function createResending(options: ResendingOptions): Resending {
 /** Servers keep the replies to these calls, and drop copies while they execute the first. */
 const isInReplayCache = ({ procedure }: Call): boolean => procedure.mutates !== undefined;
 
-/** The call may have reached the server, so the server must recognise it if it is resent. */
+/** Whether the call mutates and may have reached the server, so that the server must recognise a resent copy. */
 export const isSentMutation = ({ sentOn, procedure, args }: Call): boolean =>
   sentOn !== undefined && procedure.mutates?.(args) === true;
 
@@ -259,5 +275,5 @@ const undecidedError = ({ procedure, expiresAt }: Call, after: number): RpcError
   new RpcError(`${procedure.name}: the connection was lost, and it is not known whether the server executed the call`, {
     failure: 'lost',
     maybeDone: true,
-    outcomeCheck: { after, before: expiresAt },
+    outcomeCheck: { notBefore: after, deadline: expiresAt },
   });

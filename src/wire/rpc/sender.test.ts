@@ -3,7 +3,7 @@ import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { createSender } from './sender.ts';
 
-async function connected(): Promise<{ readonly near: Socket; readonly far: Socket }> {
+async function connectPair(): Promise<{ readonly near: Socket; readonly far: Socket }> {
   const server = createServer({ pauseOnConnect: true }).listen(0, '127.0.0.1');
   await once(server, 'listening');
   const near = connect((server.address() as AddressInfo).port, '127.0.0.1');
@@ -16,24 +16,24 @@ async function connected(): Promise<{ readonly near: Socket; readonly far: Socke
   return { near, far };
 }
 
-/** As soon as there is room in the kernel again, `between` is called. */
-async function read(socket: Socket, length: number, between: () => void = () => undefined): Promise<Buffer> {
+/** Reads `length` bytes. Calls `onChunk` after each chunk, when the kernel has room again. */
+async function read(socket: Socket, length: number, onChunk: () => void = () => undefined): Promise<Buffer> {
   const chunks: Buffer[] = [];
-  let have = 0;
+  let receivedBytes = 0;
   const { promise, resolve } = Promise.withResolvers<void>();
   socket.on('data', (chunk: Buffer) => {
     chunks.push(chunk);
-    have += chunk.length;
-    between();
-    if (have >= length) resolve();
+    receivedBytes += chunk.length;
+    onChunk();
+    if (receivedBytes >= length) resolve();
   });
   socket.resume();
   await promise;
   return Buffer.concat(chunks);
 }
 
-/** One record with its mark: a number, and data whose length is before them. */
-function expected(number: number, data: Uint8Array): Buffer {
+/** One record with its mark: a number, the length of the data, and the data. */
+function encodedRecord(number: number, data: Uint8Array): Buffer {
   const padding = Buffer.alloc((4 - (data.length & 3)) & 3);
   const head = Buffer.alloc(12);
   head.writeUInt32BE((0x8000_0000 | (8 + data.length + padding.length)) >>> 0, 0);
@@ -42,14 +42,14 @@ function expected(number: number, data: Uint8Array): Buffer {
   return Buffer.concat([head, data, padding]);
 }
 
-describe.each([true, false])('a sender that writes straight to the descriptor: %s', (isPlainTcp) => {
-  test('records arrive complete and in order although the peer does not read for a long time', async () => {
-    const { near, far } = await connected();
+describe.each([true, false])('a sender (writes straight to the descriptor: %s)', (isPlainTcp) => {
+  test('sends records completely and in order although the peer does not read for a long time', async () => {
+    const { near, far } = await connectPair();
     const errors: unknown[] = [];
-    const sent: Uint8Array[] = [];
-    const onSent = (data: Uint8Array): void => void sent.push(data);
+    const sentData: Uint8Array[] = [];
+    const onSent = (data: Uint8Array): void => void sentData.push(data);
     const sender = createSender(near, { onError: (cause) => errors.push(cause), onSent, isPlainTcp });
-    // Far more than the kernel holds; sizes that are copied and that are not, padded and not.
+    // Far more than the kernel buffers, in sizes with and without a copy, and with and without padding.
     const all = Array.from({ length: 200 }, (_, i) => Buffer.alloc((i * 997) % 130_003, i));
     const send = (data: Buffer, i: number): void => {
       sender.addRecord((writer) => {
@@ -62,40 +62,40 @@ describe.each([true, false])('a sender that writes straight to the descriptor: %
     all.slice(0, 190).forEach(send);
     sender.flush();
     expect(sender.queued).toBeGreaterThan(0);
-    const wanted = Buffer.concat(all.map((data, i) => expected(i, data)));
+    const expectedBytes = Buffer.concat(all.map((data, i) => encodedRecord(i, data)));
     let next = 190;
-    const between = (): void => {
+    const onChunk = (): void => {
       const data = all[next];
       if (data !== undefined) send(data, next++);
     };
-    expect((await read(far, wanted.length, between)).equals(wanted)).toBe(true);
+    expect((await read(far, expectedBytes.length, onChunk)).equals(expectedBytes)).toBe(true);
     await expect.poll(() => sender.queued).toBe(0);
-    // By which they are, not by what is in them: that takes seconds.
-    expect(sent.map((data) => all.indexOf(data as (typeof all)[number]))).toEqual(
+    // Compare indexes: comparing the contents would take seconds.
+    expect(sentData.map((data) => all.indexOf(data as (typeof all)[number]))).toEqual(
       all.flatMap((data, i) => (data.length > 4096 ? [i] : [])),
     );
     expect(errors).toEqual([]);
   });
 
-  test('records are sent by the flush, not before', async () => {
-    const { near, far } = await connected();
+  test('sends records at the flush, not before', async () => {
+    const { near, far } = await connectPair();
     const sender = createSender(near, { onError: () => undefined, isPlainTcp });
-    const lay = (number: number): void =>
+    const addNumber = (number: number): void =>
       sender.addRecord((writer) => {
         writer.u32(number).u32(0);
         return undefined;
       }, undefined);
-    lay(1);
+    addNumber(1);
     expect(sender.queued).toBe(12);
     expect(near.bytesWritten).toBe(0);
-    lay(2);
+    addNumber(2);
     sender.flush();
-    const wanted = Buffer.concat([expected(1, Buffer.alloc(0)), expected(2, Buffer.alloc(0))]);
-    expect(await read(far, wanted.length)).toEqual(wanted);
+    const expectedBytes = Buffer.concat([encodedRecord(1, Buffer.alloc(0)), encodedRecord(2, Buffer.alloc(0))]);
+    expect(await read(far, expectedBytes.length)).toEqual(expectedBytes);
   });
 
-  test('a closed connection drops all records', async () => {
-    const { near } = await connected();
+  test('drops all records if the connection is closed', async () => {
+    const { near } = await connectPair();
     const sender = createSender(near, { onError: () => undefined, isPlainTcp });
     near.destroy();
     sender.addRecord((writer) => {

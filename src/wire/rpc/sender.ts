@@ -3,21 +3,21 @@ import type { Socket } from 'node:net';
 import { descriptorOf } from '#base/socket-descriptor.ts';
 import { XdrWriter } from '../xdr/writer.ts';
 
-/** Large enough for the small calls of one turn; larger data are sent beside it, uncopied. */
-const slabSize = 256 * 1024;
-/** Data up to this length are copied after their call: the kernel takes one buffer faster than two. */
-const copiedData = 4096;
+/** Large enough for the small calls of one turn. Larger data are not copied into the slab. */
+const slabBytes = 256 * 1024;
+/** Data up to this length are copied into the slab: the kernel takes one buffer faster than two. */
+const maxCopiedBytes = 4096;
 
-/** `about` is a parameter so that no closure is needed for each call. */
-export type Encode<A> = (writer: XdrWriter, about: A) => Uint8Array | undefined;
+/** `args` is a parameter so that no closure is needed for each call. */
+export type Encode<A> = (writer: XdrWriter, args: A) => Uint8Array | undefined;
 
 interface Part {
   readonly bytes: Uint8Array;
-  readonly sent: (() => void) | undefined;
+  readonly onSent: (() => void) | undefined;
 }
 
 /**
- * Sends all records of one turn of the event loop with one system call, which is most of what a small RPC costs. Records are
+ * Sends all records of one turn of the event loop with one system call, since the system call is most of the cost of a small RPC. Records are
  * encoded one after the other in a slab. The slab is reused once the kernel has taken all of it.
  */
 export interface Sender {
@@ -25,7 +25,7 @@ export interface Sender {
    * Encodes one record; the next flush sends it. The bytes that `encode` returns are the data of the record's last opaque, whose
    * length `encode` has written; they are sent without a copy.
    */
-  addRecord<A>(encode: Encode<A>, about: A): void;
+  addRecord<A>(encode: Encode<A>, args: A): void;
   /** Sends at once, for callers that add no more records in this turn. */
   flush(): void;
   /** Sends at the end of this turn, together with all records that are added until then. */
@@ -44,16 +44,16 @@ export interface SenderOptions {
 
 export function createSender(socket: Socket, { onError, onSent, isPlainTcp }: SenderOptions): Sender {
   const fd = isPlainTcp ? descriptorOf(socket) : undefined;
-  let slab = new XdrWriter(slabSize);
-  let sentTo = 0;
+  let slab = new XdrWriter(slabBytes);
+  let sentEnd = 0;
   let parts: Part[] = [];
   let scheduled = false;
   /** The number of bytes in `parts`. */
   let partBytes = 0;
 
   function endPart(): void {
-    if (slab.at > sentTo) parts.push({ bytes: slab.buffer.subarray(sentTo, slab.at), sent: undefined });
-    sentTo = slab.at;
+    if (slab.offset > sentEnd) parts.push({ bytes: slab.buffer.subarray(sentEnd, slab.offset), onSent: undefined });
+    sentEnd = slab.offset;
   }
 
   function flush(): void {
@@ -61,24 +61,24 @@ export function createSender(socket: Socket, { onError, onSent, isPlainTcp }: Se
     if (socket.destroyed) {
       parts = [];
       partBytes = 0;
-      sentTo = slab.at;
+      sentEnd = slab.offset;
       return;
     }
     // Data that are queued in the socket must go first.
     if (fd !== undefined && socket.writableLength === 0) writeDirectly(fd);
-    if (parts.length > 0 || slab.at > sentTo) {
+    if (parts.length > 0 || slab.offset > sentEnd) {
       endPart();
-      queue(parts);
+      writeToSocket(parts);
       parts = [];
       partBytes = 0;
     }
-    reuse();
+    resetSlab();
   }
 
   /** Usually everything is one buffer, and the kernel takes it at once. */
   function writeDirectly(to: number): void {
     if (parts.length === 0) {
-      if (slab.at > sentTo) sentTo += writeNow(to, slab.buffer, sentTo, slab.at);
+      if (slab.offset > sentEnd) sentEnd += writeNow(to, slab.buffer, sentEnd, slab.offset);
       return;
     }
     endPart();
@@ -86,35 +86,35 @@ export function createSender(socket: Socket, { onError, onSent, isPlainTcp }: Se
     if (parts.length === 0) partBytes = 0;
   }
 
-  function queue(rest: readonly Part[]): void {
+  function writeToSocket(rest: readonly Part[]): void {
     if (rest.length > 1) socket.cork();
-    for (const { bytes, sent } of rest) socket.write(bytes, sent);
+    for (const { bytes, onSent: sent } of rest) socket.write(bytes, sent);
     if (rest.length > 1) socket.uncork();
   }
 
-  /** The kernel usually takes everything at once, and the slab is free again; otherwise it belongs to the socket. */
-  function reuse(): void {
-    if (socket.writableLength === 0) slab.at = sentTo = 0;
-    else if (slab.at > slabSize / 2) {
-      slab = new XdrWriter(slabSize);
-      sentTo = 0;
+  /** Usually the kernel takes everything at once, and the slab is free again. Otherwise the socket still uses the slab. */
+  function resetSlab(): void {
+    if (socket.writableLength === 0) slab.offset = sentEnd = 0;
+    else if (slab.offset > slabBytes / 2) {
+      slab = new XdrWriter(slabBytes);
+      sentEnd = 0;
     }
   }
 
-  function record<A>(encode: Encode<A>, about: A): void {
-    const markAt = slab.at;
+  function encodeRecord<A>(encode: Encode<A>, args: A): void {
+    const markAt = slab.offset;
     slab.u32(0);
-    const data = encode(slab, about);
+    const data = encode(slab, args);
     const padded = data === undefined ? 0 : (data.length + 3) & ~3;
-    // Do this before `endPart`: the slab may move when it grows.
-    slab.view.setUint32(markAt, (0x8000_0000 | (slab.at - markAt - 4 + padded)) >>> 0);
+    // Set the mark before `endPart`, since the slab may get another buffer when it grows.
+    slab.view.setUint32(markAt, (0x8000_0000 | (slab.offset - markAt - 4 + padded)) >>> 0);
     if (data === undefined) return;
-    if (data.length <= copiedData) {
-      slab.fixed(data);
+    if (data.length <= maxCopiedBytes) {
+      slab.fixedOpaque(data);
       return;
     }
     endPart();
-    parts.push({ bytes: data, sent: onSent && (() => onSent(data)) });
+    parts.push({ bytes: data, onSent: onSent && (() => onSent(data)) });
     partBytes += data.length;
     slab.reserve(4);
     slab.pad(data.length);
@@ -129,12 +129,12 @@ export function createSender(socket: Socket, { onError, onSent, isPlainTcp }: Se
   };
 
   return {
-    addRecord: (encode, about) => {
-      const before = slab.at;
+    addRecord: (encode, args) => {
+      const before = slab.offset;
       try {
-        record(encode, about);
+        encodeRecord(encode, args);
       } catch (cause) {
-        slab.at = before;
+        slab.offset = before;
         throw cause;
       }
     },
@@ -145,7 +145,7 @@ export function createSender(socket: Socket, { onError, onSent, isPlainTcp }: Se
       process.nextTick(flushSafely);
     },
     get queued() {
-      return socket.writableLength + partBytes + slab.at - sentTo;
+      return socket.writableLength + partBytes + slab.offset - sentEnd;
     },
   };
 }
@@ -176,8 +176,8 @@ function writeParts(fd: number, parts: Part[]): Part[] {
     return parts;
   }
   const rest: Part[] = [];
-  for (const { bytes, sent } of parts) {
-    if (taken < bytes.length) rest.push({ bytes: taken === 0 ? bytes : bytes.subarray(taken), sent });
+  for (const { bytes, onSent: sent } of parts) {
+    if (taken < bytes.length) rest.push({ bytes: taken === 0 ? bytes : bytes.subarray(taken), onSent: sent });
     else sent?.();
     taken = Math.max(0, taken - bytes.length);
   }

@@ -6,7 +6,7 @@ import type { XdrWriter } from '../xdr/writer.ts';
 import { authTooWeak, createCallReader, startTlsReply } from './call-reader.ts';
 import { type AdmittedConnection, type ConnectionLimit, createConnectionLimit } from './connection-limit.ts';
 import { type DispatchContext, dispatch, programsByNumber } from './dispatch.ts';
-import { type Identity, messageReply } from './message.ts';
+import { type Identity, replyType } from './message.ts';
 import { createPartialCalls, type PartialCallLimits, type PartialCalls } from './partial-calls.ts';
 import { createReceiver, type Input } from './receiver.ts';
 import { createReplayCache, type ReplyWriter } from './replay-cache.ts';
@@ -14,7 +14,7 @@ import { createSender, type Sender } from './sender.ts';
 import { readFromDataEvents, readIntoReceiver } from './socket-reading.ts';
 import { commonNameOf, createTlsUpgrade, type TlsUpgrade } from './tls-upgrade.ts';
 
-/** The caller as far as it is known: its address, and the user that it claims to be. */
+/** The address of a caller, and the user that it claims. */
 export interface Caller {
   readonly address: string;
   readonly port: number;
@@ -22,8 +22,8 @@ export interface Caller {
   readonly identity: Identity | undefined;
   readonly isEncrypted: boolean;
   /**
-   * The common name of the caller's verified certificate. Undefined: it has no certificate, or one with no common name or
-   * several.
+   * The common name of the caller's verified certificate. Undefined: the caller has no certificate, or its certificate does not
+   * have exactly one common name.
    */
   readonly certificate?: string | undefined;
 }
@@ -70,20 +70,20 @@ export interface RpcServerOptions {
   readonly onError?: (what: string, cause: unknown) => void;
 }
 
-/** The calls of one connection that are executed at once, and their bytes. Beyond either, the server stops reading from the connection. */
+/** Limits on the calls in flight of one connection, and on their bytes. Beyond them, the server stops reading from the connection. */
 const maxInFlight = 128;
 const maxInFlightBytes = 4 * 1024 * 1024;
 /** Reply bytes that a client has not read yet. Beyond this, the server stops reading from the connection, too. */
-const maxQueued = 4 * 1024 * 1024;
-/** The same for all connections together. Beyond this, the server stops reading from those that hold memory. */
-const maxHeld = 256 * 1024 * 1024;
+const maxUnsentReplyBytes = 4 * 1024 * 1024;
+/** The limit on the bytes of calls and replies of all connections. Beyond it, the server stops reading from connections that hold some. */
+const maxHeldBytes = 256 * 1024 * 1024;
 /** The server drops a client that reads nothing of its replies for this long. */
-const stuckMs = 60_000;
+const clientReadTimeoutMs = 60_000;
 
-/** The time for receiving one whole call: enough for very slow links. */
-const wholeWithinMs = 60_000;
+/** The timeout for receiving one whole call: enough for very slow links. */
+const callReceiveTimeoutMs = 60_000;
 /** The memory for incomplete calls of all connections: as much as a hundred clients that write 1 MiB at once. */
-const maxHalfBytes = 128 * 1024 * 1024;
+const maxPartialCallBytes = 128 * 1024 * 1024;
 
 /** State shared by all connections of one server. */
 interface ServerState extends DispatchContext {
@@ -96,7 +96,7 @@ interface ServerState extends DispatchContext {
 
 export function createRpcServer(options: RpcServerOptions): Server {
   const { mayConnect = () => true, maxConnections = 1024, onError = () => undefined, clock = systemClock() } = options;
-  const shared: ServerState = {
+  const state: ServerState = {
     options,
     onError,
     programs: programsByNumber(options.programs),
@@ -107,7 +107,11 @@ export function createRpcServer(options: RpcServerOptions): Server {
     isAllowed: options.isAllowed ?? (() => true),
     tlsUpgrade: options.tls && createTlsUpgrade(options.tls),
     connectionLimit: createConnectionLimit(maxConnections),
-    partialCalls: createPartialCalls(clock, { bytes: maxHalfBytes, ms: wholeWithinMs, ...options.partialCalls }),
+    partialCalls: createPartialCalls(clock, {
+      bytes: maxPartialCallBytes,
+      timeoutMs: callReceiveTimeoutMs,
+      ...options.partialCalls,
+    }),
   };
   const socketOptions = {
     noDelay: true,
@@ -118,28 +122,33 @@ export function createRpcServer(options: RpcServerOptions): Server {
   };
   return createServer(socketOptions, (socket) => {
     if (!mayConnect(normalizeAddress(socket.remoteAddress), socket)) socket.destroy();
-    else serve(socket, shared);
+    else serve(socket, state);
   });
 }
 
 /** Turns an IPv4-mapped IPv6 address, as a dual-stack socket reports it, into IPv4. */
 const normalizeAddress = (address: string | undefined): string => (address ?? '').replace(/^::ffff:/, '');
 
-function serve(socket: Socket, shared: ServerState): void {
-  const from = { address: normalizeAddress(socket.remoteAddress), port: socket.remotePort ?? 0 };
-  const { tlsUpgrade, connectionLimit } = shared;
-  const member = connectionLimit.admit(socket, from.address);
+function serve(socket: Socket, state: ServerState): void {
+  const client = { address: normalizeAddress(socket.remoteAddress), port: socket.remotePort ?? 0 };
+  const { tlsUpgrade, connectionLimit } = state;
+  const connection = connectionLimit.add(socket, client.address);
   if (tlsUpgrade === undefined) {
-    serveCalls((input) => readIntoReceiver(socket, input), { ...from, member, isEncrypted: false }, shared, undefined);
+    serveCalls(
+      (input) => readIntoReceiver(socket, input),
+      { ...client, member: connection, isEncrypted: false },
+      state,
+      undefined,
+    );
     return;
   }
   const open = (input: Input): Socket => readFromDataEvents(socket, input);
-  serveCalls(open, { ...from, member, isEncrypted: false }, shared, () => {
+  serveCalls(open, { ...client, member: connection, isEncrypted: false }, state, () => {
     socket.on('error', () => socket.destroy());
     tlsUpgrade(socket, (secured) => {
       const openSecured = (input: Input): Socket => readFromDataEvents(secured, input);
       const certificate = commonNameOf(secured);
-      serveCalls(openSecured, { ...from, member, isEncrypted: true, certificate }, shared, undefined);
+      serveCalls(openSecured, { ...client, member: connection, isEncrypted: true, certificate }, state, undefined);
     });
   });
 }
@@ -148,7 +157,7 @@ function serve(socket: Socket, shared: ServerState): void {
 function serveCalls(
   open: (input: Input) => Socket,
   { member, ...from }: Omit<Caller, 'identity'> & { readonly member: AdmittedConnection },
-  shared: ServerState,
+  state: ServerState,
   onTls: (() => void) | undefined,
 ): void {
   const readCall = createCallReader(from);
@@ -157,18 +166,18 @@ function serveCalls(
   const waiting: Buffer[] = [];
   let inFlight = 0;
   let inFlightBytes = 0;
-  let held = 0;
-  let isWorking = false;
+  let heldBytes = 0;
+  let isProcessing = false;
   let isUpgrading = false;
   let hasEnded = false;
 
   const drop = (what: string, cause: unknown): void => {
-    shared.onError(what, cause);
+    state.onError(what, cause);
     socket.destroy();
   };
   const receiver = createReceiver({
-    maxRecord: shared.options.maxRecord ?? 2 * 1024 * 1024,
-    isMemoryLow: () => shared.partialCalls.isMemoryLow,
+    maxRecord: state.options.maxRecord ?? 2 * 1024 * 1024,
+    isMemoryLow: () => state.partialCalls.isMemoryLow,
     onRecord: (buffer, view, at, end) => {
       if (isUpgrading) return;
       if (waiting.length > 0 || isBusy()) waiting.push(Buffer.from(buffer.subarray(at, end)));
@@ -176,8 +185,8 @@ function serveCalls(
     },
   });
   /** Drops the connection if the client violates the protocol. Nothing that a client sends may become an uncaught exception. */
-  const guard = (step: () => void): void => {
-    shared.connectionLimit.touch(member);
+  const runGuarded = (step: () => void): void => {
+    state.connectionLimit.recordUse(member);
     try {
       step();
     } catch (cause) {
@@ -186,30 +195,31 @@ function serveCalls(
     // Send all replies of this turn together.
     sender.flush();
     tracked.update();
-    if (waiting.length > 0 || held > 0) processWaiting();
+    if (waiting.length > 0 || heldBytes > 0) processWaiting();
   };
   const socket = open({
     buffer: receiver.buffer,
-    received: (bytes) => guard(() => receiver.received(bytes)),
-    push: (chunk) => guard(() => receiver.push(chunk)),
+    received: (bytes) => runGuarded(() => receiver.received(bytes)),
+    push: (chunk) => runGuarded(() => receiver.push(chunk)),
   });
   const onError = (cause: unknown): void => drop('sending a reply failed', cause);
-  const isPlainTcp = shared.tlsUpgrade === undefined;
-  const sender = createSender(socket, { onError, onSent: shared.options.onSent, isPlainTcp });
-  const tracked = shared.partialCalls.admit({
+  const isPlainTcp = state.tlsUpgrade === undefined;
+  const sender = createSender(socket, { onError, onSent: state.options.onSent, isPlainTcp });
+  const tracked = state.partialCalls.add({
     receiver,
-    member,
+    connection: member,
     address: from.address,
     isPaused: () => socket.isPaused(),
     drop: (why) => drop(why, undefined),
   });
 
   function isBusy(): boolean {
-    const own = socket.destroyed ? 0 : inFlightBytes + (isUpgrading ? 0 : sender.queued);
-    shared.heldBytes += own - held;
-    held = own;
-    const isTooMuch = inFlight >= maxInFlight || inFlightBytes > maxInFlightBytes || sender.queued > maxQueued;
-    return isTooMuch || (own > 0 && shared.heldBytes > maxHeld);
+    const connectionBytes = socket.destroyed ? 0 : inFlightBytes + (isUpgrading ? 0 : sender.queued);
+    state.heldBytes += connectionBytes - heldBytes;
+    heldBytes = connectionBytes;
+    const isTooMuch =
+      inFlight >= maxInFlight || inFlightBytes > maxInFlightBytes || sender.queued > maxUnsentReplyBytes;
+    return isTooMuch || (connectionBytes > 0 && state.heldBytes > maxHeldBytes);
   }
 
   function handleCall(buffer: Buffer, view: DataView, at: number, end: number): void {
@@ -220,7 +230,7 @@ function serveCalls(
       if (onTls !== undefined) upgradeToTls(onTls);
       return;
     }
-    const done = dispatch(call, reader, shared);
+    const done = dispatch(call, reader, state);
     if (!(done instanceof Promise)) {
       if (done !== undefined) send(sender, xid, done);
       return;
@@ -260,8 +270,8 @@ function serveCalls(
 
   /** Executes waiting calls while there is room, and resumes reading when none are left. */
   function processWaiting(): void {
-    if (isWorking) return;
-    isWorking = true;
+    if (isProcessing) return;
+    isProcessing = true;
     try {
       while (waiting.length > 0 && !socket.destroyed && !isBusy()) {
         const next = waiting.shift() as Buffer;
@@ -273,7 +283,7 @@ function serveCalls(
     } catch (cause) {
       drop('a client violated the protocol', cause);
     }
-    isWorking = false;
+    isProcessing = false;
     const isFull = waiting.length > 0 || isBusy();
     if (isUpgrading) return;
     if (hasEnded && waiting.length === 0 && inFlight === 0) {
@@ -285,7 +295,7 @@ function serveCalls(
 
   /**
    * When a client has closed its side, the server ends the connection once all its calls are done. So the client knows that
-   * nothing runs late.
+   * none of its calls runs later.
    */
   const onEnd = (): void => {
     hasEnded = true;
@@ -294,31 +304,31 @@ function serveCalls(
   const onClose = (): void => {
     tracked[Symbol.dispose]();
     waiting.length = 0;
-    shared.heldBytes -= held;
-    held = 0;
+    state.heldBytes -= heldBytes;
+    heldBytes = 0;
   };
   const destroy = (): void => void socket.destroy();
   socket.on('drain', processWaiting).on('end', onEnd).on('close', onClose).on('error', destroy);
-  socket.setTimeout(stuckMs, () => {
+  socket.setTimeout(clientReadTimeoutMs, () => {
     if (sender.queued > 0) drop('a client read no replies for too long', undefined);
   });
 }
 
 interface PendingReply {
   xid: number;
-  layout: ReplyWriter;
+  writeReply: ReplyWriter;
 }
 
 /** Reused for every reply, since each is encoded before the next. */
-const pendingReply: PendingReply = { xid: 0, layout: () => undefined };
+const pendingReply: PendingReply = { xid: 0, writeReply: () => undefined };
 
-const encodeReply = (writer: XdrWriter, { xid, layout }: PendingReply): Uint8Array | undefined => {
-  writer.u32(xid).u32(messageReply);
+const encodeReply = (writer: XdrWriter, { xid, writeReply: layout }: PendingReply): Uint8Array | undefined => {
+  writer.u32(xid).u32(replyType);
   return layout(writer);
 };
 
 function send(sender: Sender, xid: number, layout: ReplyWriter): void {
   pendingReply.xid = xid;
-  pendingReply.layout = layout;
+  pendingReply.writeReply = layout;
   sender.addRecord(encodeReply, pendingReply);
 }

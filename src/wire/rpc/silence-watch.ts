@@ -17,30 +17,30 @@ export interface SilenceWatch {
   connected(): void;
   /** The server has answered a call. */
   answered(): void;
-  /** How long nothing was received while calls were pending, counted from the first time that this is called. */
+  /** How long nothing was received while calls were pending, counted from the first call of this function. */
   silentMs(now: number): number;
   /** Checks the connection if nothing was received for this long, and resets it if it is dead. */
-  check(silentMs: number): void;
+  checkIfSilent(silentMs: number): void;
 }
 
 /** If a server answers NULL but none of the calls, each further check waits twice as long, up to this factor. */
 const maxSilenceFactor = 16;
 /** The longest pause after a check that found the connection alive. */
-const maxPauseMs = 5_000;
+const maxRecheckPauseMs = 5_000;
 
 export function createSilenceWatch(options: SilenceWatchOptions): SilenceWatch {
   const { clock, closing, pending, livenessCheck, connection } = options;
   let silentSince: number | undefined;
   /** The number of bytes received at the last check. */
-  let received = 0;
+  let receivedAtLastCheck = 0;
   let isChecking = false;
   let silenceFactor = 1;
 
   function silentMsAt(now: number): number {
     const current = connection();
     if (current === undefined) return 0;
-    if (current.receivedBytes !== received) silentSince = undefined;
-    received = current.receivedBytes;
+    if (current.receivedBytes !== receivedAtLastCheck) silentSince = undefined;
+    receivedAtLastCheck = current.receivedBytes;
     if (pending.size > 0) silentSince ??= now;
     return now - (silentSince ?? now);
   }
@@ -53,20 +53,20 @@ export function createSilenceWatch(options: SilenceWatchOptions): SilenceWatch {
       silenceFactor = Math.min(silenceFactor * 2, maxSilenceFactor);
       if (connection() === current) current.reset();
     } else if (silentMsAt(clock.elapsed()) > silentMs)
-      await clock.sleep(Math.min(silentMs, maxPauseMs), closing).catch(() => undefined);
+      await clock.sleep(Math.min(silentMs, maxRecheckPauseMs), closing).catch(() => undefined);
     isChecking = false;
   }
 
   return {
     connected: () => {
       silentSince = undefined;
-      received = 0;
+      receivedAtLastCheck = 0;
     },
     answered: () => {
       silenceFactor = 1;
     },
     silentMs: silentMsAt,
-    check: (silentMs) => {
+    checkIfSilent: (silentMs) => {
       if (silentMsAt(clock.elapsed()) > silentMs * silenceFactor) void checkConnection(silentMs);
     },
   };

@@ -4,7 +4,7 @@ import type { Input } from './receiver.ts';
 /** Node writes received bytes into the receiver's own memory. That saves a copy, which is half the cost of a large call. */
 type OnRead = { buffer(): Buffer; callback(bytes: number): boolean };
 
-/** Internals of Node's sockets: the handle of the connection, and whether it can fill a buffer of ours. */
+/** Internals of Node's sockets: the handle of the connection. With `useUserBuffer` it can read into a given buffer. */
 interface SocketInternals {
   _handle: { readonly useUserBuffer?: unknown } | null;
 }

@@ -22,7 +22,7 @@ const slow: Procedure<number, number> = {
   decode: (reader) => reader.u32(),
 };
 
-const moods: readonly ConnectionFault[] = [
+const faults: readonly ConnectionFault[] = [
   'closes',
   'resets',
   'says nothing',
@@ -31,26 +31,26 @@ const moods: readonly ConnectionFault[] = [
   'says nothing in the handshake',
 ];
 
-describe.skipIf(needs('openssl'))('a server with TLS that is away for a while', () => {
-  const own = certificate('server');
+describe.skipIf(needs('openssl'))('a server with TLS that is unavailable for a while', () => {
+  const serverCertificate = certificate('server');
 
-  interface Behind {
-    readonly door: FaultProxy;
-    /** Calls that came to the server. */
-    readonly asked: readonly number[];
-    /** Until then it answers none. */
+  interface ProxiedServer {
+    readonly proxy: FaultProxy;
+    /** The arguments of the calls that the server received. */
+    readonly received: readonly number[];
+    /** The server answers no call before this. */
     answer(): void;
     rpc(options?: Partial<RpcClientOptions>): RpcClient;
   }
 
   /** A server that echoes each call's argument, but only after `answer()`. */
-  async function serve(options: Partial<RpcServerOptions> = {}): Promise<Behind> {
-    const asked: number[] = [];
-    const { promise: told, resolve: answer } = Promise.withResolvers<void>();
+  async function serve(options: Partial<RpcServerOptions> = {}): Promise<ProxiedServer> {
+    const received: number[] = [];
+    const { promise: released, resolve: answer } = Promise.withResolvers<void>();
     const handle = async (reader: { u32(): number }) => {
       const value = reader.u32();
-      asked.push(value);
-      await told;
+      received.push(value);
+      await released;
       return (writer: { u32(value: number): unknown }) => void writer.u32(value) as undefined;
     };
     const procedures = new Map([[1, { name: 'SLOW', handle }]]);
@@ -58,39 +58,42 @@ describe.skipIf(needs('openssl'))('a server with TLS that is away for a while', 
     server.listen(0, '127.0.0.1');
     await once(server, 'listening');
     onTestFinished(() => void server.close());
-    const door = await startFaultProxy({ host: '127.0.0.1', port: (server.address() as AddressInfo).port });
+    const proxy = await startFaultProxy({ host: '127.0.0.1', port: (server.address() as AddressInfo).port });
     const rpc = (more: Partial<RpcClientOptions> = {}): RpcClient => {
-      const tls = { options: { ca: own.cert }, program, version: 3 };
-      const client = createRpcClient({ clock: systemClock(), addresses: [door], tls, dialMs: 2_000, ...more });
+      const tls = { options: { ca: serverCertificate.cert }, program, version: 3 };
+      const client = createRpcClient({ clock: systemClock(), addresses: [proxy], tls, dialMs: 2_000, ...more });
       onTestFinished(() => client.close());
       return client;
     };
-    return { door, asked, answer, rpc };
+    return { proxy, received, answer, rpc };
   }
 
-  const within = { deadlineMs: Number.POSITIVE_INFINITY };
+  const withoutDeadline = { deadlineMs: Number.POSITIVE_INFINITY };
 
-  test.each(moods)('and is replaced by one that %s: sent calls are resent', async (fault) => {
-    const { door, asked, answer, rpc } = await serve({ tls: own });
-    const called = rpc().call(slow, 7, within);
-    await expect.poll(() => asked, { timeout: 10_000 }).toEqual([7]);
-    door.fault = fault;
-    door.cut();
-    await expect.poll(() => door.connections, { timeout: 30_000 }).toBeGreaterThan(3);
+  test.each(faults)('and is replaced by one that %s: sent calls are resent', async (fault) => {
+    const { proxy, received, answer, rpc } = await serve({ tls: serverCertificate });
+    const pendingCall = rpc().call(slow, 7, withoutDeadline);
+    await expect.poll(() => received, { timeout: 10_000 }).toEqual([7]);
+    proxy.fault = fault;
+    proxy.cut();
+    await expect.poll(() => proxy.connections, { timeout: 30_000 }).toBeGreaterThan(3);
     answer();
-    door.fault = 'passes';
-    expect(await called).toBe(7);
+    proxy.fault = 'passes';
+    expect(await pendingCall).toBe(7);
   });
 
-  test.each(moods)('and is replaced by one that %s: calls that were not sent may be retried', async (fault) => {
-    const { door, answer, rpc } = await serve({ tls: own });
-    door.fault = fault;
+  test.each(faults)('and is replaced by one that %s: calls that were not sent may be retried', async (fault) => {
+    const { proxy, answer, rpc } = await serve({ tls: serverCertificate });
+    proxy.fault = fault;
     const client = rpc({ dialRounds: 2 });
-    await expect(client.call(slow, 7, within)).rejects.toMatchObject({ failure: 'unreachable', maybeDone: false });
-    expect(door.connections).toBe(2);
+    await expect(client.call(slow, 7, withoutDeadline)).rejects.toMatchObject({
+      failure: 'unreachable',
+      maybeDone: false,
+    });
+    expect(proxy.connections).toBe(2);
     answer();
-    door.fault = 'passes';
-    expect(await client.call(slow, 7, within)).toBe(7);
+    proxy.fault = 'passes';
+    expect(await client.call(slow, 7, withoutDeadline)).toBe(7);
   });
 
   test('and refuses connections: calls are retried as well', async () => {
@@ -100,55 +103,58 @@ describe.skipIf(needs('openssl'))('a server with TLS that is away for a while', 
       });
     const { rpc } = await serve();
     const client = rpc({ connect, tls: undefined, dialMs: 50, dialRounds: 2 });
-    await expect(client.call(slow, 7, within)).rejects.toMatchObject({ failure: 'unreachable', maybeDone: false });
+    await expect(client.call(slow, 7, withoutDeadline)).rejects.toMatchObject({
+      failure: 'unreachable',
+      maybeDone: false,
+    });
   });
 
   test('and supports only older versions of TLS: calls fail at once', async () => {
-    const { door, rpc } = await serve({ tls: { ...own, maxVersion: 'TLSv1.2' } });
-    await expect(rpc().call(slow, 7, within)).rejects.toMatchObject({ failure: 'tls' });
-    expect(door.connections).toBe(1);
+    const { proxy, rpc } = await serve({ tls: { ...serverCertificate, maxVersion: 'TLSv1.2' } });
+    await expect(rpc().call(slow, 7, withoutDeadline)).rejects.toMatchObject({ failure: 'tls' });
+    expect(proxy.connections).toBe(1);
   });
 
   test.each([
     ['with a self-signed certificate', 'self-signed certificate', { tls: certificate('other') }],
     ['without TLS', 'the server does not offer TLS', {}],
-  ])('and comes back %s: told at once, also of what was sent', async (_how, why, options) => {
-    const { door, asked, rpc } = await serve({ tls: own });
+  ])('and comes back %s: all calls fail at once, also calls that were sent', async (_how, why, options) => {
+    const { proxy, received, rpc } = await serve({ tls: serverCertificate });
     const other = await serve(options);
-    const client = rpc({ addresses: [door] });
-    const called = client.call(slow, 7, within);
-    await expect.poll(() => asked, { timeout: 10_000 }).toEqual([7]);
-    door.leadTo(other.door);
-    door.cut();
-    await expect(called).rejects.toMatchObject({ failure: 'tls', maybeDone: true });
-    const unsent = await client.call(slow, 8, within).catch((cause: unknown) => cause);
+    const client = rpc({ addresses: [proxy] });
+    const pendingCall = client.call(slow, 7, withoutDeadline);
+    await expect.poll(() => received, { timeout: 10_000 }).toEqual([7]);
+    proxy.leadTo(other.proxy);
+    proxy.cut();
+    await expect(pendingCall).rejects.toMatchObject({ failure: 'tls', maybeDone: true });
+    const unsent = await client.call(slow, 8, withoutDeadline).catch((cause: unknown) => cause);
     expect(unsent).toMatchObject({ failure: 'tls', maybeDone: false });
     expect(causes(unsent)).toContain(why);
-    expect(other.door.connections).toBe(2);
+    expect(other.proxy.connections).toBe(2);
   });
 
-  describe('and requires a client certificate', () => {
+  describe('that requires a client certificate', () => {
     const clock = systemClock();
-    const hurried: Clock = { ...clock, sleep: (ms, signal) => clock.sleep(ms / 100, signal) };
-    const demanding = { requestCert: true, rejectUnauthorized: true, ca: own.cert };
-    const strange = { ca: own.cert, ...certificate('stranger') };
+    const fastClock: Clock = { ...clock, sleep: (ms, signal) => clock.sleep(ms / 100, signal) };
+    const requireClientCertificate = { requestCert: true, rejectUnauthorized: true, ca: serverCertificate.cert };
+    const untrustedOptions = { ca: serverCertificate.cert, ...certificate('stranger') };
 
     test('and rejects a client without one: calls fail at once, also without a deadline', async () => {
-      const { door, rpc } = await serve({ tls: { ...own, ...demanding } });
-      await expect(rpc().call(slow, 7, within)).rejects.toMatchObject({ failure: 'tls', maybeDone: false });
-      expect(door.connections).toBe(1);
+      const { proxy, rpc } = await serve({ tls: { ...serverCertificate, ...requireClientCertificate } });
+      await expect(rpc().call(slow, 7, withoutDeadline)).rejects.toMatchObject({ failure: 'tls', maybeDone: false });
+      expect(proxy.connections).toBe(1);
     });
 
     test('and closes connections without an alert: calls fail after a while', async () => {
-      const { door, rpc } = await serve({ tls: { ...own, ...demanding } });
-      const client = rpc({ clock: hurried, tls: { options: strange, program, version: 3 } });
-      const thrown = await client.call(slow, 7, within).catch((cause: unknown) => cause);
+      const { proxy, rpc } = await serve({ tls: { ...serverCertificate, ...requireClientCertificate } });
+      const client = rpc({ clock: fastClock, tls: { options: untrustedOptions, program, version: 3 } });
+      const thrown = await client.call(slow, 7, withoutDeadline).catch((cause: unknown) => cause);
       expect(thrown).toMatchObject({ failure: 'tls', maybeDone: true });
       expect(causes(thrown)).toContain('may reject the certificate of this client');
-      expect(door.connections).toBe(14);
-      // Nobody else waits as long.
-      await expect(client.call(slow, 8, within)).rejects.toMatchObject({ failure: 'tls' });
-      expect(door.connections).toBe(15);
+      expect(proxy.connections).toBe(14);
+      // Later calls fail at the next closed connection.
+      await expect(client.call(slow, 8, withoutDeadline)).rejects.toMatchObject({ failure: 'tls' });
+      expect(proxy.connections).toBe(15);
     });
   });
 });

@@ -3,7 +3,7 @@ import type { CallOptions } from './client.ts';
 import type { Address, Connection, RecordHandlers } from './connection.ts';
 import { isPortTaken, RpcError } from './errors.ts';
 import { createLivenessCheck } from './liveness-check.ts';
-import { messageCall, rpcVersion } from './message.ts';
+import { callType, rpcVersion } from './message.ts';
 import { createPendingCalls, type PendingCalls } from './pending-calls.ts';
 import type { Procedure } from './procedure.ts';
 import { createReplyHandlers } from './reply-handlers.ts';
@@ -24,7 +24,7 @@ export interface Call {
   readonly credential: Buffer | undefined;
   /** See `CallOptions`. */
   readonly isNotExecuted: CallOptions['isNotExecuted'];
-  /** The transport made this call itself, so no caller is late if it has no reply. */
+  /** The transport made this call itself, so an expired deadline does not concern any caller. */
   readonly isInternal: boolean;
   /** When the call was made; like `expiresAt` in the clock's elapsed time. */
   readonly startedAt: number;
@@ -33,7 +33,7 @@ export interface Call {
   /** The connection on which it was last sent. */
   sentOn: SentOn | undefined;
   resent: boolean;
-  /** Part of it is sent from the caller's own buffer. */
+  /** Part of the call is sent from the caller's own buffer. */
   lendsBuffer: boolean;
   /** The next call in the same bucket of `PendingCalls`. */
   next: Call | undefined;
@@ -45,7 +45,7 @@ export interface TransportOptions {
   /** Connects to any address that answers; from the previous local port, if possible. */
   readonly connect: (handlers: RecordHandlers, last?: PreviousConnection) => Promise<Connection>;
   /** Makes a call on this transport. */
-  readonly ask: ResendingOptions['ask'];
+  readonly callInternally: ResendingOptions['call'];
   readonly isNotExecuted: ResendingOptions['isNotExecuted'];
   readonly verifiers: Verifiers;
   /** A connection that is silent for this long may be replaced. */
@@ -73,7 +73,7 @@ export interface Transport {
   start(call: Call): void;
   /** Drops a call whose caller no longer waits for it. */
   abandon(call: Call): void;
-  /** How long nothing was received while calls were pending, counted from the first time that this is called. */
+  /** How long nothing was received while calls were pending, counted from the first call of this function. */
   silentMs(now: number): number;
   /** Call it periodically. */
   repeat(now: number): void;
@@ -91,20 +91,20 @@ export interface Transport {
 const firstBackOffMs = 50;
 const maxBackOffMs = 5_000;
 /**
- * Not every server says why it closes a TLS connection: Linux does not when it rejects a client's certificate. A server that is
- * starting up does so too, but not for half a minute, which this many attempts take with their pauses.
+ * Not every server says why it closes a TLS connection: Linux does not say it when it rejects a client's certificate. A server
+ * that is starting up also closes connections, but not for half a minute, which this number of attempts takes.
  */
-const maxClosedUnanswered = 14;
+const maxConnectionsClosedUnanswered = 14;
 /** How long to retry the port of a lost connection: it may be in use for a moment, or a firewall may drop it. */
 const reusePortMs = 10_000;
 
-const portInUse = ({
+const localPortOf = ({
   address,
   localPort,
 }: Connection): Pick<PreviousConnection, 'address' | 'localPort'> | undefined =>
   localPort === undefined ? undefined : { address, localPort };
 
-/** Half of it is random, so that many clients do not reconnect to a server at the same moment. */
+/** Makes half of the time random, so that many clients do not reconnect to a server at the same moment. */
 const withJitter = (ms: number): number => ms * (0.5 + Math.random() / 2);
 
 export function createTransport(options: TransportOptions): Transport {
@@ -116,7 +116,7 @@ export function createTransport(options: TransportOptions): Transport {
   let receiving: Call | undefined;
   /** The number of pending calls that read into the caller's buffer. */
   let readsInFlight = 0;
-  let backOff = firstBackOffMs;
+  let backOffMs = firstBackOffMs;
   /** The current or last connection has received no reply. */
   let isUnanswered = false;
   let connectedAt = 0;
@@ -203,20 +203,20 @@ export function createTransport(options: TransportOptions): Transport {
     fail,
     lateCallMs: options.stallMs,
     closing,
-    ask: options.ask,
+    call: options.callInternally,
     isNotExecuted: options.isNotExecuted,
     verifiers: options.verifiers,
     isBacklogged: () => (connection?.sender.queued ?? 0) > 0,
   });
 
-  async function pause(): Promise<void> {
-    const ms = withJitter(backOff);
-    backOff = Math.min(backOff * 2, maxBackOffMs);
+  async function waitBeforeReconnect(): Promise<void> {
+    const ms = withJitter(backOffMs);
+    backOffMs = Math.min(backOffMs * 2, maxBackOffMs);
     await clock.sleep(ms, closing).catch(() => undefined);
   }
 
   /** Undefined: no pending call needs to be recognised by the server. */
-  function previousToReuse(): PreviousConnection | undefined {
+  function previousForMutations(): PreviousConnection | undefined {
     if (previous === undefined || !pending.values().some(isSentMutation)) return undefined;
     const onRefused = (): void => {
       wasDown = true;
@@ -229,11 +229,11 @@ export function createTransport(options: TransportOptions): Transport {
     if (isDialing || closing.aborted) return;
     isDialing = true;
     // Do not reconnect without a pause to a server that accepts connections only to close them.
-    if (isUnanswered && clock.elapsed() - connectedAt < maxBackOffMs) await pause();
-    else backOff = firstBackOffMs;
+    if (isUnanswered && clock.elapsed() - connectedAt < maxBackOffMs) await waitBeforeReconnect();
+    else backOffMs = firstBackOffMs;
     for (let round = 1; connection === undefined && pending.size > 0; round++) {
       try {
-        connection = await options.connect(handlers, previousToReuse());
+        connection = await options.connect(handlers, previousForMutations());
       } catch (cause) {
         closedUnanswered = 0;
         // A port in use says nothing about the server, so it does not count as a round.
@@ -243,7 +243,7 @@ export function createTransport(options: TransportOptions): Transport {
           // Calls that the server may have executed are retried until their deadline: a restart takes a moment.
           if (isOver || (round >= options.dialRounds && !call.sent)) fail(call, connectError(cause, call.sent));
         }
-        if (pending.size > 0) await pause();
+        if (pending.size > 0) await waitBeforeReconnect();
       }
     }
     isDialing = false;
@@ -254,23 +254,23 @@ export function createTransport(options: TransportOptions): Transport {
     connectedAt = clock.elapsed();
     const current = connection;
     wasDown &&= current.address === previous?.address;
-    previous = portInUse(current);
+    previous = localPortOf(current);
     void current.ended.then((why) => onLost(current, why));
     resending.connected(current, wasDown);
   }
 
-  function onLost(which: Connection, cause: Error): void {
-    const wasClosed = which.wasClosedUnanswered && clock.elapsed() - connectedAt < maxBackOffMs;
+  function onLost(lostConnection: Connection, cause: Error): void {
+    const wasClosed = lostConnection.wasClosedUnanswered && clock.elapsed() - connectedAt < maxBackOffMs;
     // Reset it: after a normal close the port would stay in TIME_WAIT for a minute.
-    which.reset();
-    if (connection !== which) return;
+    lostConnection.reset();
+    if (connection !== lostConnection) return;
     connection = receiving = undefined;
     lostAt = clock.elapsed();
     wasDown = false;
     const lastSentOn = resending.sentOn?.connection;
     resending.lost();
     closedUnanswered = wasClosed ? closedUnanswered + 1 : 0;
-    const why = closedUnanswered < maxClosedUnanswered ? cause : closedUnansweredError(cause);
+    const why = closedUnanswered < maxConnectionsClosedUnanswered ? cause : closedUnansweredError(cause);
     // Do not retry: a server that violates the protocol would do so again.
     if (why instanceof RpcError && why.failure === 'garbled')
       for (const call of pending.values()) fail(call, garbledError(why, call));
@@ -292,7 +292,7 @@ export function createTransport(options: TransportOptions): Transport {
     abandon,
     silentMs: silence.silentMs,
     repeat: resending.repeat,
-    checkLiveness: silence.check,
+    checkLiveness: silence.checkIfSilent,
     get address() {
       return connection?.address;
     },
@@ -302,20 +302,20 @@ export function createTransport(options: TransportOptions): Transport {
 }
 
 /** `isCopying`: copies the data instead of lending the caller's buffer to the socket. */
-function createEncode(usual: Buffer, isCopying: () => boolean): Encode<Call> {
+function createEncode(defaultCredential: Buffer, isCopying: () => boolean): Encode<Call> {
   return (writer, call) => {
-    const { xid, procedure, args, credential = usual } = call;
+    const { xid, procedure, args, credential = defaultCredential } = call;
     const { length } = credential;
     writer.reserve(24 + length);
-    const { view, at } = writer;
+    const { view, offset: at } = writer;
     view.setUint32(at, xid);
-    view.setUint32(at + 4, messageCall);
+    view.setUint32(at + 4, callType);
     view.setUint32(at + 8, rpcVersion);
     view.setUint32(at + 12, procedure.program);
     view.setUint32(at + 16, procedure.version);
     view.setUint32(at + 20, procedure.number);
     writer.buffer.set(credential, at + 24);
-    writer.at = at + 24 + length;
+    writer.offset = at + 24 + length;
     const data = procedure.encode(writer, args);
     // The reply to the first copy ends the call and returns the buffer to the caller, so the second copy must not use it.
     if (data !== undefined && isCopying()) return Buffer.from(data);

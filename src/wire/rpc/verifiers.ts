@@ -20,24 +20,27 @@ export interface VerifierQuery {
  * from the others.
  */
 export interface Verifiers {
-  at(address: Address): KnownVerifier;
+  forAddress(address: Address): KnownVerifier;
   /** Call it for each reply that has a verifier. */
-  record(known: KnownVerifier, verifier: bigint, by: ServerVerifier, call: Call): void;
+  record(known: KnownVerifier, verifier: bigint, source: ServerVerifier, call: Call): void;
   /** Calls that return the verifier, the best one first. */
   queries(): readonly VerifierQuery[];
 }
 
-/** A pending REMOVE may be about the file that was written last, so keep several files. */
-const maxFiles = 4;
+/** Keep several files, since a pending REMOVE may remove the file that was written last. */
+const maxQueryFiles = 4;
 
 export function createVerifiers(): Verifiers {
   const byAddress = new Map<Address, KnownVerifier>();
-  const files: { readonly by: ServerVerifier; readonly witness: unknown; readonly credential: Buffer | undefined }[] =
-    [];
-  let last = 0;
+  const files: {
+    readonly source: ServerVerifier;
+    readonly queryTarget: unknown;
+    readonly credential: Buffer | undefined;
+  }[] = [];
+  let latest = 0;
 
   return {
-    at: (address) => {
+    forAddress: (address) => {
       const known = byAddress.get(address) ?? { verifier: undefined };
       byAddress.set(address, known);
       return known;
@@ -45,13 +48,16 @@ export function createVerifiers(): Verifiers {
     record: (known, verifier, by, call) => {
       if (known.verifier !== verifier) known.verifier = verifier;
       const witness = by.queryTarget(call.args);
-      if (files[last]?.witness === witness) return;
-      last = files.length < maxFiles ? files.length : (last + 1) % maxFiles;
-      files[last] = { by, witness, credential: call.credential };
+      if (files[latest]?.queryTarget === witness) return;
+      latest = files.length < maxQueryFiles ? files.length : (latest + 1) % maxQueryFiles;
+      files[latest] = { source: by, queryTarget: witness, credential: call.credential };
     },
     queries: () => {
-      const latestFirst = [...files.slice(0, last + 1).toReversed(), ...files.slice(last + 1).toReversed()];
-      return latestFirst.map(({ by, witness, credential }) => ({ ...by.query(witness), credential }));
+      const latestFirst = [...files.slice(0, latest + 1).toReversed(), ...files.slice(latest + 1).toReversed()];
+      return latestFirst.map(({ source: by, queryTarget: witness, credential }) => ({
+        ...by.query(witness),
+        credential,
+      }));
     },
   };
 }

@@ -1,9 +1,9 @@
-/** Received data violate the protocol: too short, too long, or an invalid value. */
+/** The received data violate the protocol: they are too short, too long, or contain an invalid value. */
 export class XdrError extends Error {
   override readonly name = 'XdrError';
 }
 
-const replacement = '\ufffd';
+const replacementCharacter = '\ufffd';
 
 /**
  * Reads XDR (RFC 4506) from untrusted bytes: it never reads beyond the end, and bounds every length. It is a class, unlike most
@@ -13,45 +13,45 @@ const replacement = '\ufffd';
 export class XdrReader {
   buffer: Buffer = Buffer.alloc(0);
   view: DataView = new DataView(this.buffer.buffer, 0, 0);
-  at = 0;
+  offset = 0;
   end = 0;
 
   /** `view` covers the same memory as `buffer`. The owner of the buffer creates it once, not for each message. */
   reset(buffer: Buffer, view: DataView, at: number, end: number): this {
     this.buffer = buffer;
     this.view = view;
-    this.at = at;
+    this.offset = at;
     this.end = end;
     return this;
   }
 
-  get left(): number {
-    return this.end - this.at;
+  get remaining(): number {
+    return this.end - this.offset;
   }
 
-  /** Skips that many bytes and returns their offset. Throws if there are fewer. */
-  take(length: number): number {
-    const from = this.at;
+  /** Skips that many bytes and returns the offset of the first one. Throws if there are fewer. */
+  skipBytes(length: number): number {
+    const from = this.offset;
     if (length > this.end - from) throw new XdrError(`message ends ${length - (this.end - from)} bytes too early`);
-    this.at = from + length;
+    this.offset = from + length;
     return from;
   }
 
   u32(): number {
-    return this.view.getUint32(this.take(4));
+    return this.view.getUint32(this.skipBytes(4));
   }
 
   i32(): number {
-    return this.view.getInt32(this.take(4));
+    return this.view.getInt32(this.skipBytes(4));
   }
 
   u64(): bigint {
-    return this.view.getBigUint64(this.take(8));
+    return this.view.getBigUint64(this.skipBytes(8));
   }
 
   /** A size or offset: 64 bits on the wire, at most 2^53 here. */
   size(): number {
-    const from = this.take(8);
+    const from = this.skipBytes(8);
     const high = this.view.getUint32(from);
     if (high > 0x1f_ffff) throw new XdrError('a size is beyond 2^53');
     return high * 0x1_0000_0000 + this.view.getUint32(from + 4);
@@ -64,26 +64,26 @@ export class XdrReader {
   }
 
   /** Skips bytes and their padding; returns their offset. */
-  private takePadded(length: number): number {
-    const from = this.take((length + 3) & ~3);
+  private skipPadded(length: number): number {
+    const from = this.skipBytes((length + 3) & ~3);
     return from;
   }
 
   private length(max: number): number {
     const length = this.u32();
-    if (length > max) throw new XdrError(`${length} bytes where at most ${max} may be`);
+    if (length > max) throw new XdrError(`${length} bytes, but at most ${max} are allowed`);
     return length;
   }
 
   /** A copy that the caller may keep. */
   opaque(max: number): Buffer {
-    return Buffer.from(this.window(max));
+    return Buffer.from(this.opaqueView(max));
   }
 
-  /** A copy of a short opaque, byte by byte: faster than a copy by Node or V8 for a few bytes. */
-  short(max: number): Uint8Array {
+  /** Copies a short opaque byte by byte, which is faster for a few bytes than a copy by Node or V8. */
+  shortOpaque(max: number): Uint8Array {
     const length = this.length(max);
-    const from = this.takePadded(length);
+    const from = this.skipPadded(length);
     const { buffer } = this;
     const copy = new Uint8Array(length);
     for (let i = 0; i < length; i++) copy[i] = buffer[from + i] as number;
@@ -91,25 +91,25 @@ export class XdrReader {
   }
 
   /** A view of the received bytes, valid until the next message is read. */
-  window(max: number): Buffer {
+  opaqueView(max: number): Buffer {
     const length = this.length(max);
-    const from = this.takePadded(length);
+    const from = this.skipPadded(length);
     return this.buffer.subarray(from, from + length);
   }
 
   /** Skips an opaque without creating a view for it. */
-  skip(max: number): void {
-    this.takePadded(this.length(max));
+  skipOpaque(max: number): void {
+    this.skipPadded(this.length(max));
   }
 
-  fixed(length: number): Buffer {
-    const from = this.takePadded(length);
+  fixedOpaque(length: number): Buffer {
+    const from = this.skipPadded(length);
     return Buffer.from(this.buffer.subarray(from, from + length));
   }
 
   string(max: number): string {
     const length = this.length(max);
-    const from = this.takePadded(length);
+    const from = this.skipPadded(length);
     return this.buffer.toString('utf8', from, from + length);
   }
 
@@ -119,15 +119,17 @@ export class XdrReader {
     return true;
   }
 
-  /** A name as text; also as bytes if it is not valid UTF-8, and the text is then only for display. */
+  /** Returns a name as text. If it is not valid UTF-8, returns its bytes, too, and the text is only for display. */
   name(max: number): { readonly text: string; readonly bytes: Buffer | undefined } {
     const length = this.length(max);
-    const from = this.takePadded(length);
+    const from = this.skipPadded(length);
     // Nearly all names are ASCII, which is decoded in half the time as latin1.
     if (this.isAscii(from, from + length))
       return { text: this.buffer.toString('latin1', from, from + length), bytes: undefined };
     const text = this.buffer.toString('utf8', from, from + length);
-    const bytes = text.includes(replacement) ? Buffer.from(this.buffer.subarray(from, from + length)) : undefined;
+    const bytes = text.includes(replacementCharacter)
+      ? Buffer.from(this.buffer.subarray(from, from + length))
+      : undefined;
     return { text, bytes };
   }
 }

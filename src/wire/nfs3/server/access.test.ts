@@ -23,7 +23,7 @@ const file = (mode: number, uid: number, gid: number, isDirectory = false): BigI
     isDirectory: () => isDirectory,
     isFile: () => !isDirectory,
   }) as BigIntStats;
-const refusal = (run: () => void): number | undefined => {
+const statusOf = (run: () => void): number | undefined => {
   try {
     run();
     return undefined;
@@ -45,23 +45,23 @@ describe('the permission checks by mode', () => {
     ['root', 0o000, root, permission.read | permission.write, true],
     ['root, to execute a file without any execute bit', 0o666, root, permission.execute, false],
     ['root, to execute a file with an execute bit', 0o001, root, permission.execute, true],
-  ])('%s', (_, mode, who, want, expected) => {
-    expect(hasPermission(file(mode, 1, 2), who, want)).toBe(expected);
+  ])('%s', (_, mode, credentials, wanted, expected) => {
+    expect(hasPermission(file(mode, 1, 2), credentials, wanted)).toBe(expected);
   });
 
   test('allow the owner to access the data always, and users with execute permission to read them', () => {
-    expect(refusal(() => requireDataPermission(file(0, 1, 2), user(1), permission.write))).toBeUndefined();
-    expect(refusal(() => requireDataPermission(file(0o001, 1, 2), user(3), permission.read))).toBeUndefined();
-    expect(refusal(() => requireDataPermission(file(0o001, 1, 2), user(3), permission.write))).toBe(13);
-    expect(refusal(() => requireDataPermission(file(0o440, 1, 2), user(3), permission.read))).toBe(13);
+    expect(statusOf(() => requireDataPermission(file(0, 1, 2), user(1), permission.write))).toBeUndefined();
+    expect(statusOf(() => requireDataPermission(file(0o001, 1, 2), user(3), permission.read))).toBeUndefined();
+    expect(statusOf(() => requireDataPermission(file(0o001, 1, 2), user(3), permission.write))).toBe(13);
+    expect(statusOf(() => requireDataPermission(file(0o440, 1, 2), user(3), permission.read))).toBe(13);
   });
 
   test('in a sticky directory allow removal only to the owner of the directory or of the entry', () => {
     const directory = file(0o1777, 1, 1, true);
-    expect(refusal(() => requireRemoval(directory, file(0o666, 5, 5), user(5)))).toBeUndefined();
-    expect(refusal(() => requireRemoval(directory, file(0o666, 5, 5), user(1)))).toBeUndefined();
-    expect(refusal(() => requireRemoval(directory, file(0o666, 5, 5), user(6)))).toBe(13);
-    expect(refusal(() => requireRemoval(file(0o777, 1, 1, true), file(0o666, 5, 5), user(6)))).toBeUndefined();
+    expect(statusOf(() => requireRemoval(directory, file(0o666, 5, 5), user(5)))).toBeUndefined();
+    expect(statusOf(() => requireRemoval(directory, file(0o666, 5, 5), user(1)))).toBeUndefined();
+    expect(statusOf(() => requireRemoval(directory, file(0o666, 5, 5), user(6)))).toBe(13);
+    expect(statusOf(() => requireRemoval(file(0o777, 1, 1, true), file(0o666, 5, 5), user(6)))).toBeUndefined();
   });
 
   test('agree with the rights that ACCESS reports', () => {
@@ -91,12 +91,12 @@ describe('the permission checks for SETATTR', () => {
     ['another the times', { mtime: { seconds: 1, nanoseconds: 0 } }, user(3), 1],
     ['another "now", without permission to write', { mtime: 'now' as const }, user(3), 13],
     ['another the size', { size: 0 }, user(3), 13],
-  ])('%s', (_, set, who, expected) => {
-    expect(refusal(() => requireSetattr(own, set, who))).toBe(expected);
+  ])('%s', (_, set, credentials, expected) => {
+    expect(statusOf(() => requireSetattr(own, set, credentials))).toBe(expected);
   });
 
   test('allow every user with write permission to set the times to the current time', () => {
-    expect(refusal(() => requireSetattr(file(0o666, 1, 2), { mtime: 'now', atime: 'now' }, user(3)))).toBeUndefined();
+    expect(statusOf(() => requireSetattr(file(0o666, 1, 2), { mtime: 'now', atime: 'now' }, user(3)))).toBeUndefined();
   });
 
   test('clear the set-id bits when another user writes to the file', () => {

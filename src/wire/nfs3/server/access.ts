@@ -34,7 +34,7 @@ const isOwnedBy = (stats: BigIntStats, who: Credentials): boolean => who.isRoot 
 
 /**
  * Checks access to data. The client checked the permission at open, and the mode may have changed since. The owner is always
- * allowed, since it could change the mode back. A caller that may execute a file may read it, in order to load it.
+ * allowed, since the owner could change the mode back. A caller that may execute a file may read it, in order to load it.
  */
 export function requireDataPermission(stats: BigIntStats, who: Credentials, want: number): void {
   if (isOwnedBy(stats, who) || hasPermission(stats, who, want)) return;
@@ -48,9 +48,9 @@ export function requireDirectoryWrite(directory: BigIntStats, who: Credentials):
 }
 
 /** Requires permission to remove a name. In a sticky directory only the owner of the directory or of the object may. */
-export function requireRemoval(directory: BigIntStats, what: BigIntStats, who: Credentials): void {
+export function requireRemoval(directory: BigIntStats, object: BigIntStats, who: Credentials): void {
   requireDirectoryWrite(directory, who);
-  if ((Number(directory.mode) & sticky) === 0 || isOwnedBy(directory, who) || isOwnedBy(what, who)) return;
+  if ((Number(directory.mode) & sticky) === 0 || isOwnedBy(directory, who) || isOwnedBy(object, who)) return;
   refuse('ACCES');
 }
 
@@ -75,10 +75,10 @@ export function requireSetattr(stats: BigIntStats, set: SetAttributes, who: Cred
   if (set.mode !== undefined && !isOwner) refuse('PERM');
   if (changesOwner) refuse('PERM');
   if (changesGroup && !(isOwner && isInGroup(who, set.gid as number))) refuse('PERM');
-  const isExact = typeof set.atime === 'object' || typeof set.mtime === 'object';
-  if (isExact && !isOwner) refuse('PERM');
-  const isTouched = set.atime !== undefined || set.mtime !== undefined;
-  if (isTouched && !isOwner) requirePermission(stats, who, permission.write);
+  const setsExactTime = typeof set.atime === 'object' || typeof set.mtime === 'object';
+  if (setsExactTime && !isOwner) refuse('PERM');
+  const setsTime = set.atime !== undefined || set.mtime !== undefined;
+  if (setsTime && !isOwner) requirePermission(stats, who, permission.write);
 }
 
 /** The mode that a caller may set: a caller outside the file's group cannot set the set-group-id bit. */
@@ -94,8 +94,8 @@ export function allowedMode(mode: number, gid: number, isDirectory: boolean, who
 export function modeAfterWrite(stats: BigIntStats, who: Credentials): number | undefined {
   const mode = Number(stats.mode) & 0o7777;
   if (who.isRoot || (mode & (setUid | setGid)) === 0) return undefined;
-  const kept = (mode & groupExecute) === 0 ? mode & ~setUid : mode & ~(setUid | setGid);
-  return kept === mode ? undefined : kept;
+  const newMode = (mode & groupExecute) === 0 ? mode & ~setUid : mode & ~(setUid | setGid);
+  return newMode === mode ? undefined : newMode;
 }
 
 /** The group of a new object: the caller's, or the directory's if the directory is set-group-id. */

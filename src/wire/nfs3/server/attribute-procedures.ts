@@ -1,17 +1,23 @@
 import { readlinkSync, statfsSync } from 'node:fs';
 import type { Text } from '../../xdr/writer.ts';
-import { maxName, maxTransfer, readSetAttributes, writeAttributes, writePostAttributes } from '../structures.ts';
+import {
+  maxNameBytes,
+  maxTransferBytes,
+  readSetAttributes,
+  writeAttributes,
+  writePostAttributes,
+} from '../structures.ts';
 import { grantedAccess, permission, requirePermission } from './access.ts';
 import { writeWccData } from './attributes.ts';
 import { readNode, requireWritable } from './export.ts';
-import { checkedName, readName } from './names.ts';
-import { ok, type ProcedureDefinition, type ProcedureHandler, replyWhenDurable } from './procedure.ts';
+import { readName, requireValidName } from './names.ts';
+import { type ProcedureDefinition, type ProcedureHandler, replyWhenDurable, successReply } from './procedure.ts';
 import { refuse } from './refusal.ts';
 import { localAttributes, setAttributes } from './set-attributes.ts';
 
 const getattr: ProcedureHandler = (exported, reader) => {
   const attributes = exported.toAttributes(exported.tree.stat(readNode(exported, reader)));
-  return ok((writer) => writeAttributes(writer, attributes));
+  return successReply((writer) => writeAttributes(writer, attributes));
 };
 
 const setattr: ProcedureHandler = (exported, reader, who) => {
@@ -32,7 +38,7 @@ const setattr: ProcedureHandler = (exported, reader, who) => {
   });
   return replyWhenDurable(
     exported,
-    ok((writer) => writeWccData(writer, change)),
+    successReply((writer) => writeWccData(writer, change)),
     node,
   );
 };
@@ -41,33 +47,33 @@ const lookup: ProcedureHandler = (exported, reader, who) => {
   const { tree, nodes, toAttributes } = exported;
   const directory = readNode(exported, reader);
   const name = readName(reader);
-  const above = tree.statDirectory(directory);
-  requirePermission(above, who, permission.execute);
-  const around = toAttributes(above);
+  const directoryStats = tree.statDirectory(directory);
+  requirePermission(directoryStats, who, permission.execute);
+  const directoryAttributes = toAttributes(directoryStats);
   if (name === '..' && exported.isConfined) refuse('ACCES');
   if (name === '.' || name === '..') {
     const node = name === '.' ? directory : (directory.parent ?? tree.root);
-    const own = toAttributes(tree.stat(node));
-    return ok((writer) => {
+    const attributes = toAttributes(tree.stat(node));
+    return successReply((writer) => {
       writer.latin1(nodes.handleOf(node));
-      writePostAttributes(writer, own);
-      writePostAttributes(writer, around);
+      writePostAttributes(writer, attributes);
+      writePostAttributes(writer, directoryAttributes);
     });
   }
-  const stats = tree.lookup(directory, checkedName(name));
+  const stats = tree.lookup(directory, requireValidName(name));
   if (stats === undefined) {
     return (writer) => {
       writer.u32(2);
-      writePostAttributes(writer, around);
+      writePostAttributes(writer, directoryAttributes);
       return undefined;
     };
   }
   const handle = nodes.handleOf(tree.nodeFor(directory, name, stats));
   const attributes = toAttributes(stats);
-  return ok((writer) => {
+  return successReply((writer) => {
     writer.latin1(handle);
     writePostAttributes(writer, attributes);
-    writePostAttributes(writer, around);
+    writePostAttributes(writer, directoryAttributes);
   });
 };
 
@@ -75,7 +81,7 @@ const access: ProcedureHandler = (exported, reader, who) => {
   const stats = exported.tree.stat(readNode(exported, reader));
   const rights = grantedAccess(stats, who, reader.u32(), exported.isReadOnly);
   const attributes = exported.toAttributes(stats);
-  return ok((writer) => {
+  return successReply((writer) => {
     writePostAttributes(writer, attributes);
     writer.u32(rights);
   });
@@ -88,7 +94,7 @@ const readlink: ProcedureHandler = (exported, reader) => {
   if (!stats.isSymbolicLink() || node.parent === undefined) refuse('INVAL');
   const attributes = toAttributes(stats);
   const target: Text = readlinkSync(tree.pathForChange(node.parent, node.name), { encoding: 'buffer' });
-  return ok((writer) => {
+  return successReply((writer) => {
     writePostAttributes(writer, attributes);
     writer.string(target);
   });
@@ -97,8 +103,8 @@ const readlink: ProcedureHandler = (exported, reader) => {
 const fsstat: ProcedureHandler = (exported, reader) => {
   const { tree, toAttributes } = exported;
   const attributes = toAttributes(tree.stat(readNode(exported, reader)));
-  const all = statfsSync(tree.directory(tree.root).prefix, { bigint: true });
-  return ok((writer) => {
+  const all = statfsSync(tree.openDirectory(tree.root).prefix, { bigint: true });
+  return successReply((writer) => {
     writePostAttributes(writer, attributes);
     for (const blocks of [all.blocks, all.bfree, all.bavail]) writer.u64(blocks * all.bsize);
     writer.u64(all.files).u64(all.ffree).u64(all.ffree).u32(0);
@@ -107,16 +113,16 @@ const fsstat: ProcedureHandler = (exported, reader) => {
 
 /** FSF3_LINK, FSF3_SYMLINK, FSF3_HOMOGENEOUS and FSF3_CANSETTIME. */
 const properties = 0x01 | 0x02 | 0x08 | 0x10;
-const preferredReaddir = 64 * 1024;
+const preferredReaddirBytes = 64 * 1024;
 
 const fsinfo: ProcedureHandler = (exported, reader) => {
   const attributes = exported.toAttributes(exported.tree.stat(readNode(exported, reader)));
-  return ok((writer) => {
+  return successReply((writer) => {
     writePostAttributes(writer, attributes);
-    for (const size of [maxTransfer, maxTransfer, 4096]) writer.u32(size);
-    for (const size of [maxTransfer, maxTransfer, 4096]) writer.u32(size);
+    for (const size of [maxTransferBytes, maxTransferBytes, 4096]) writer.u32(size);
+    for (const size of [maxTransferBytes, maxTransferBytes, 4096]) writer.u32(size);
     // Node passes times to the kernel as floating-point seconds, which are exact to a microsecond.
-    writer.u32(preferredReaddir).size(Number.MAX_SAFE_INTEGER).u32(0).u32(1000).u32(properties);
+    writer.u32(preferredReaddirBytes).size(Number.MAX_SAFE_INTEGER).u32(0).u32(1000).u32(properties);
   });
 };
 
@@ -125,9 +131,9 @@ const maxLinks = 65_000;
 
 const pathconf: ProcedureHandler = (exported, reader) => {
   const attributes = exported.toAttributes(exported.tree.stat(readNode(exported, reader)));
-  return ok((writer) => {
+  return successReply((writer) => {
     writePostAttributes(writer, attributes);
-    writer.u32(maxLinks).u32(maxName).bool(true).bool(true).bool(false).bool(true);
+    writer.u32(maxLinks).u32(maxNameBytes).bool(true).bool(true).bool(false).bool(true);
   });
 };
 

@@ -5,7 +5,7 @@ import type { Identities } from './identities.ts';
 import { roundNanoseconds } from './time-rounding.ts';
 
 const { S_IFMT, S_IFREG, S_IFDIR, S_IFLNK, S_IFBLK, S_IFCHR, S_IFSOCK, S_IFIFO } = constants;
-const types: ReadonlyMap<number, number> = new Map([
+const fileTypeByFormat: ReadonlyMap<number, number> = new Map([
   [S_IFREG, fileType.regular],
   [S_IFDIR, fileType.directory],
   [S_IFLNK, fileType.link],
@@ -15,10 +15,10 @@ const types: ReadonlyMap<number, number> = new Map([
   [S_IFIFO, fileType.fifo],
 ]);
 
-const perSecond = 1_000_000_000n;
+const nanosecondsPerSecond = 1_000_000_000n;
 /** nfstime3 has 32 bits of seconds, and no times before 1970. */
-const seconds = (ns: bigint): number => (ns < 0n ? 0 : Number(ns / perSecond) >>> 0);
-const nanoseconds = (ns: bigint): number => (ns < 0n ? 0 : Number(ns % perSecond));
+const seconds = (ns: bigint): number => (ns < 0n ? 0 : Number(ns / nanosecondsPerSecond) >>> 0);
+const nanoseconds = (ns: bigint): number => (ns < 0n ? 0 : Number(ns % nanosecondsPerSecond));
 /** For atime and mtime, which clients can set. */
 const roundedNanoseconds = (ns: bigint): number => roundNanoseconds(seconds(ns), nanoseconds(ns));
 
@@ -33,7 +33,7 @@ export function createToAttributes(
     const mode = Number(stats.mode);
     const rdev = Number(stats.rdev);
     return {
-      type: types.get(mode & S_IFMT) ?? fileType.regular,
+      type: fileTypeByFormat.get(mode & S_IFMT) ?? fileType.regular,
       mode: mode & 0o7777,
       links: Number(stats.nlink),
       uid: identities.toClientUid(Number(stats.uid)),

@@ -15,7 +15,7 @@ const textOf = async (nfs: NfsClient, file: FileHandle): Promise<string> => {
   const into = Buffer.alloc(100);
   return into.toString('utf8', 0, (await nfs.read(file, 0, into)).count);
 };
-const refused = { statusName: 'ACCES' };
+const accessDenied = { statusName: 'ACCES' };
 
 describe.skipIf(needs('linux', 'openssl'))('a caller whose certificate is confined to volumes', () => {
   let [server, agent, keeper]: ReturnType<typeof certificate>[] = [];
@@ -23,7 +23,7 @@ describe.skipIf(needs('linux', 'openssl'))('a caller whose certificate is confin
     [server, agent, keeper] = ['server', 'agent', 'keeper'].map((name) => certificate(name));
   });
 
-  interface Ground {
+  interface TestSetup {
     readonly own: OwnServer;
     readonly control: NfsClient;
     readonly root: FileHandle;
@@ -33,7 +33,7 @@ describe.skipIf(needs('linux', 'openssl'))('a caller whose certificate is confin
     find(...names: readonly string[]): Promise<FileHandle>;
   }
 
-  async function ground(): Promise<Ground> {
+  async function setUp(): Promise<TestSetup> {
     const ca = [agent?.cert, keeper?.cert].join('\n');
     const options = { ...server, ca, requestCert: true, rejectUnauthorized: true };
     const own = await startOwnServer({ tls: { options, required: true }, confined: ['keeper'] });
@@ -42,11 +42,11 @@ describe.skipIf(needs('linux', 'openssl'))('a caller whose certificate is confin
     for (const volume of ['a', 'group/b', 'group/c']) mkdirSync(join(own.directory, volume), { recursive: true });
     for (const file of ['a/file', 'a.meta', 'group/b/file', '.stowage/store.json', '.stowage/quota/id-a/base'])
       writeFileSync(join(own.directory, file), file);
-    const showing = (shown: typeof agent) => ({
-      tls: { options: { ca: server?.cert, ...shown }, program: nfsProgram, version: nfsVersion },
+    const withCertificate = (clientCertificate: typeof agent) => ({
+      tls: { options: { ca: server?.cert, ...clientCertificate }, program: nfsProgram, version: nfsVersion },
     });
-    const { nfs: control, root } = await own.mount(showing(agent));
-    const keeperRpc = own.rpc(showing(keeper));
+    const { nfs: control, root } = await own.mount(withCertificate(agent));
+    const keeperRpc = own.rpc(withCertificate(keeper));
     return {
       own,
       control,
@@ -62,12 +62,12 @@ describe.skipIf(needs('linux', 'openssl'))('a caller whose certificate is confin
   }
 
   test('can use the volume and the ledger whose handles it has', async () => {
-    const { own, confined, find } = await ground();
+    const { own, confined, find } = await setUp();
     const volume = await find('a');
     const { handle: file } = await confined.lookup(volume, 'file');
     expect(await textOf(confined, file)).toBe('a/file');
-    const { handle: made } = await confined.mkdir(volume, 'made', {});
-    await confined.rename({ directory: volume, name: 'file' }, { directory: made ?? volume, name: 'moved' });
+    const { handle: createdFolder } = await confined.mkdir(volume, 'made', {});
+    await confined.rename({ directory: volume, name: 'file' }, { directory: createdFolder ?? volume, name: 'moved' });
     expect(readFileSync(join(own.directory, 'a', 'made', 'moved'), 'utf8')).toBe('a/file');
     const ledger = await find('.stowage', 'quota', 'id-a');
     const { handle: base } = await confined.lookup(ledger, 'base');
@@ -77,63 +77,63 @@ describe.skipIf(needs('linux', 'openssl'))('a caller whose certificate is confin
   });
 
   test('cannot reach any other part of .stowage by any handle', async () => {
-    const { confined, find } = await ground();
-    const inside = [[], ['store.json'], ['trash'], ['trash', 'id-b'], ['locks'], ['quota']];
-    for (const names of inside) {
+    const { confined, find } = await setUp();
+    const controlPaths = [[], ['store.json'], ['trash'], ['trash', 'id-b'], ['locks'], ['quota']];
+    for (const names of controlPaths) {
       const handle = await find('.stowage', ...names);
-      await expect(confined.getattr(handle), names.join('/')).rejects.toMatchObject(refused);
+      await expect(confined.getattr(handle), names.join('/')).rejects.toMatchObject(accessDenied);
     }
     const trash = await find('.stowage', 'trash');
-    await expect(confined.mkdir(trash, 'more', {})).rejects.toMatchObject(refused);
+    await expect(confined.mkdir(trash, 'more', {})).rejects.toMatchObject(accessDenied);
     const to = { directory: await find('a'), name: 'taken' };
-    await expect(confined.rename({ directory: trash, name: 'id-b' }, to)).rejects.toMatchObject(refused);
-    await expect(confined.link(await find('.stowage', 'store.json'), to)).rejects.toMatchObject(refused);
+    await expect(confined.rename({ directory: trash, name: 'id-b' }, to)).rejects.toMatchObject(accessDenied);
+    await expect(confined.link(await find('.stowage', 'store.json'), to)).rejects.toMatchObject(accessDenied);
   });
 
   test('cannot reach the exported directory or any directory above its volume', async () => {
-    const { confined, keeperRpc, root, find } = await ground();
-    await expect(confined.getattr(root)).rejects.toMatchObject(refused);
-    await expect(confined.lookup(root, 'a')).rejects.toMatchObject(refused);
+    const { confined, keeperRpc, root, find } = await setUp();
+    await expect(confined.getattr(root)).rejects.toMatchObject(accessDenied);
+    await expect(confined.lookup(root, 'a')).rejects.toMatchObject(accessDenied);
     await expect(
       confined.rename({ directory: root, name: '.stowage' }, { directory: root, name: 'x' }),
-    ).rejects.toMatchObject(refused);
+    ).rejects.toMatchObject(accessDenied);
     for (const volume of [await find('a'), await find('group', 'b')])
-      await expect(keeperRpc.call(lookup, { directory: volume, name: '..' })).rejects.toMatchObject(refused);
+      await expect(keeperRpc.call(lookup, { directory: volume, name: '..' })).rejects.toMatchObject(accessDenied);
   });
 
   test('gets no handle of the parent directory, also after another caller has listed the directory', async () => {
-    const { control, confined, find } = await ground();
+    const { control, confined, find } = await setUp();
     const volume = await find('group', 'b');
-    const above = async (nfs: NfsClient): Promise<unknown> => {
+    const parentHandle = async (nfs: NfsClient): Promise<unknown> => {
       const { entries } = await nfs.readdirplus({ directory: volume, cookie: 0n, verifier: 0n, bytes: 4096 });
       return entries.find((entry) => nameOf(entry) === '..')?.handle;
     };
-    expect(await above(control)).toEqual(await find('group'));
-    expect(await above(confined)).toBeUndefined();
-    expect(await above(control)).toEqual(await find('group'));
+    expect(await parentHandle(control)).toEqual(await find('group'));
+    expect(await parentHandle(confined)).toBeUndefined();
+    expect(await parentHandle(control)).toEqual(await find('group'));
   });
 
   test('cannot mount', async () => {
-    const { keeperRpc } = await ground();
+    const { keeperRpc } = await setUp();
     for (const path of ['/', '/a', '/.stowage'])
-      await expect(keeperRpc.call(mnt, path), path).rejects.toMatchObject(refused);
+      await expect(keeperRpc.call(mnt, path), path).rejects.toMatchObject(accessDenied);
   });
 
   test('keeps its rights across a restart of the server, and gets no others', async () => {
-    const { own, confined, keeperRpc, find } = await ground();
-    const [volume, file, hidden] = [await find('a'), await find('a', 'file'), await find('.stowage', 'store.json')];
+    const { own, confined, keeperRpc, find } = await setUp();
+    const [volume, file, storeFile] = [await find('a'), await find('a', 'file'), await find('.stowage', 'store.json')];
     await own.restart();
     expect(await textOf(confined, file)).toBe('a/file');
-    await expect(confined.getattr(hidden)).rejects.toMatchObject(refused);
-    await expect(keeperRpc.call(lookup, { directory: volume, name: '..' })).rejects.toMatchObject(refused);
+    await expect(confined.getattr(storeFile)).rejects.toMatchObject(accessDenied);
+    await expect(keeperRpc.call(lookup, { directory: volume, name: '..' })).rejects.toMatchObject(accessDenied);
   });
 
   test('loses access to a volume that is moved to the trash', async () => {
-    const { control, root, confined, find } = await ground();
+    const { control, root, confined, find } = await setUp();
     const [volume, file] = [await find('a'), await find('a', 'file')];
     await confined.getattr(file);
     const trash = await find('.stowage', 'trash', 'id-b');
     await control.rename({ directory: root, name: 'a' }, { directory: trash, name: 'data' });
-    for (const handle of [volume, file]) await expect(confined.getattr(handle)).rejects.toMatchObject(refused);
+    for (const handle of [volume, file]) await expect(confined.getattr(handle)).rejects.toMatchObject(accessDenied);
   });
 });

@@ -16,7 +16,7 @@ import {
 } from 'node:fs';
 import { XdrError, type XdrReader } from '../../xdr/reader.ts';
 import type { XdrWriter } from '../../xdr/writer.ts';
-import { fileType, maxPath, readSetAttributes, type SetAttributes, writePostAttributes } from '../structures.ts';
+import { fileType, maxPathBytes, readSetAttributes, type SetAttributes, writePostAttributes } from '../structures.ts';
 import {
   allowedMode,
   directoryModeIn,
@@ -29,9 +29,9 @@ import { writeWccData } from './attributes.ts';
 import { type Export, readNode, requireWritable } from './export.ts';
 import { isSameFile } from './exported-tree.ts';
 import type { Credentials } from './identities.ts';
-import { type ByteString, checkedNewName, readBytes, readName, toPath } from './names.ts';
+import { type ByteString, readBytes, readName, requireValidNewName, toPath } from './names.ts';
 import type { Node } from './nodes.ts';
-import { ok, type ProcedureDefinition, type ProcedureHandler, replyWhenDurable } from './procedure.ts';
+import { type ProcedureDefinition, type ProcedureHandler, replyWhenDurable, successReply } from './procedure.ts';
 import { refuse } from './refusal.ts';
 import { localAttributes, setAttributes, setTimes } from './set-attributes.ts';
 
@@ -42,14 +42,14 @@ interface CreationTarget {
   readonly exported: Export;
   readonly directory: Node;
   readonly name: ByteString;
-  readonly around: BigIntStats;
+  readonly directoryStats: BigIntStats;
   readonly who: Credentials;
 }
 
 function readCreationTarget(exported: Export, reader: XdrReader, who: Credentials): CreationTarget {
   const directory = readNode(exported, reader);
   const name = readName(reader);
-  return { exported, directory, name, around: exported.tree.statDirectory(directory), who };
+  return { exported, directory, name, directoryStats: exported.tree.statDirectory(directory), who };
 }
 
 /**
@@ -57,7 +57,7 @@ function readCreationTarget(exported: Export, reader: XdrReader, who: Credential
  * nodes to sync before the reply, which are the directory, and the new file if attributes were set after it was created.
  */
 function createdReply(
-  { exported, directory, around }: CreationTarget,
+  { exported, directory, directoryStats: around }: CreationTarget,
   node: Node,
   stats: BigIntStats,
   ...changed: Node[]
@@ -66,7 +66,7 @@ function createdReply(
   const handle = nodes.handleOf(node);
   const attributes = toAttributes(stats);
   const change = { before: toAttributes(around), after: toAttributes(tree.statDirectory(directory)) };
-  const reply = ok((writer: XdrWriter) => {
+  const reply = successReply((writer: XdrWriter) => {
     writer.bool(true).latin1(handle);
     writePostAttributes(writer, attributes);
     writeWccData(writer, change);
@@ -92,47 +92,49 @@ function readCreateMode(exported: Export, reader: XdrReader): CreateMode {
 }
 
 const create: ProcedureHandler = (exported, reader, who) => {
-  const site = readCreationTarget(exported, reader, who);
+  const target = readCreationTarget(exported, reader, who);
   const how = readCreateMode(exported, reader);
   const { tree } = exported;
-  const { directory } = site;
-  const name = checkedNewName(site.name);
+  const { directory } = target;
+  const name = requireValidNewName(target.name);
   requireWritable(exported);
-  const present = tree.lookup(directory, name);
-  if (present === undefined) {
-    requireDirectoryWrite(site.around, who);
-    return createNew(site, how);
+  const existing = tree.lookup(directory, name);
+  if (existing === undefined) {
+    requireDirectoryWrite(target.directoryStats, who);
+    return createNew(target, how);
   }
-  requirePermission(site.around, who, permission.execute);
+  requirePermission(target.directoryStats, who, permission.execute);
   if (how.mode === 'guarded') refuse('EXIST');
-  if (!present.isFile()) refuse('EXIST');
-  const node = tree.nodeFor(directory, name, present);
+  if (!existing.isFile()) refuse('EXIST');
+  const node = tree.nodeFor(directory, name, existing);
   if (how.mode === 'exclusive') {
-    if (!isFromSameCall(present, how)) refuse('EXIST');
-    return createdReply(site, node, present, directory, node);
+    if (!isFromSameCall(existing, how)) refuse('EXIST');
+    return createdReply(target, node, existing, directory, node);
   }
   // UNCHECKED on an existing file sets only its size.
   const { size } = how.set;
   if (size !== undefined) tree.withOpenPath(node, (own, stats) => setAttributes(own, stats, { size }, who));
-  return createdReply(site, node, tree.stat(node), node);
+  return createdReply(target, node, tree.stat(node), node);
 };
 
-const perSecond = 1_000_000_000n;
+const nanosecondsPerSecond = 1_000_000_000n;
 const isFromSameCall = (stats: BigIntStats, { times: [atime, mtime] }: ExclusiveCreate): boolean =>
-  stats.size === 0n && stats.atimeNs / perSecond === BigInt(atime) && stats.mtimeNs / perSecond === BigInt(mtime);
+  stats.size === 0n &&
+  stats.atimeNs / nanosecondsPerSecond === BigInt(atime) &&
+  stats.mtimeNs / nanosecondsPerSecond === BigInt(mtime);
 
 const { O_CREAT, O_EXCL, O_RDWR, O_NOFOLLOW } = constants;
 
-function createNew(site: CreationTarget, how: CreateMode): ReturnType<ProcedureHandler> {
-  const { exported, directory, name, around, who } = site;
+function createNew(target: CreationTarget, how: CreateMode): ReturnType<ProcedureHandler> {
+  const { exported, directory, name, directoryStats: around, who } = target;
   const set = how.mode === 'exclusive' ? { mode: 0o600 } : how.set;
   const gid = groupForNew(around, who);
   const mode = allowedMode(set.mode ?? 0o644, gid, false, who);
   const path = exported.tree.pathForChange(directory, name);
   const fd = openSync(path, O_CREAT | O_EXCL | O_RDWR | O_NOFOLLOW, mode & 0o777);
-  let [stats, isDressed]: readonly [BigIntStats, boolean] = [around, false];
+  let [stats, wasChanged]: readonly [BigIntStats, boolean] = [around, false];
   try {
-    [stats, isDressed] = applyAttributes(fd, how, mode, gid, who);
+    [stats, wasChanged] = applyAttributes(fd, how, mode, gid, who);
   } catch (cause) {
     // This call created the file, so no other call uses it.
     closeSync(fd);
@@ -140,12 +142,12 @@ function createNew(site: CreationTarget, how: CreateMode): ReturnType<ProcedureH
     throw cause;
   }
   const node = exported.tree.nodeFor(directory, name, stats);
-  // Most new files are written to soon.
-  exported.tree.adoptData(node, fd);
-  return isDressed ? createdReply(site, node, stats, directory, node) : createdReply(site, node, stats, directory);
+  // Keep the descriptor, since most new files are written soon.
+  exported.tree.keepData(node, fd);
+  return wasChanged ? createdReply(target, node, stats, directory, node) : createdReply(target, node, stats, directory);
 }
 
-/** Sets the owner, mode and other attributes of a new file. The boolean tells whether anything was set. */
+/** Sets the owner, mode and other attributes of a new file. The boolean tells whether anything had to be changed. */
 function applyAttributes(
   fd: number,
   how: CreateMode,
@@ -157,11 +159,11 @@ function applyAttributes(
   const isOwned = Number(first.uid) === who.uid && Number(first.gid) === gid;
   if (!isOwned) fchownSync(fd, who.uid, gid);
   // Either the server's umask removed bits, or chown cleared some.
-  const isAsWanted = isOwned && (Number(first.mode) & 0o7777) === mode;
-  if (!isAsWanted) fchmodSync(fd, mode);
+  const hasWantedMode = isOwned && (Number(first.mode) & 0o7777) === mode;
+  if (!hasWantedMode) fchmodSync(fd, mode);
   if (how.mode === 'exclusive') futimesSync(fd, ...how.times);
   else if (setsMoreThanMode(how.set)) applyToNewFile(fd, how.set, first, who);
-  else if (isAsWanted) return [first, false];
+  else if (hasWantedMode) return [first, false];
   return [fstatSync(fd, bigint), true];
 }
 
@@ -183,12 +185,12 @@ function applyToNewFile(fd: number, set: SetAttributes, stats: BigIntStats, who:
 const mkdir: ProcedureHandler = (exported, reader, who) => {
   const site = readCreationTarget(exported, reader, who);
   const set = localAttributes(exported, readSetAttributes(reader));
-  const name = checkedNewName(site.name);
+  const name = requireValidNewName(site.name);
   requireWritable(exported);
   const { tree } = exported;
-  requireDirectoryWrite(site.around, who);
-  const gid = groupForNew(site.around, who);
-  const mode = directoryModeIn(site.around, allowedMode(set.mode ?? 0o755, gid, true, who));
+  requireDirectoryWrite(site.directoryStats, who);
+  const gid = groupForNew(site.directoryStats, who);
+  const mode = directoryModeIn(site.directoryStats, allowedMode(set.mode ?? 0o755, gid, true, who));
   const started = Date.now();
   mkdirSync(tree.pathForChange(site.directory, name), mode & 0o777);
   return chownNew(site, name, { ...set, mode }, gid, started);
@@ -197,32 +199,32 @@ const mkdir: ProcedureHandler = (exported, reader, who) => {
 const symlink: ProcedureHandler = (exported, reader, who) => {
   const site = readCreationTarget(exported, reader, who);
   const set = localAttributes(exported, readSetAttributes(reader));
-  const target = readBytes(reader, maxPath);
-  const name = checkedNewName(site.name);
+  const target = readBytes(reader, maxPathBytes);
+  const name = requireValidNewName(site.name);
   requireWritable(exported);
   if (target === '' || target.includes('\0')) refuse('INVAL');
-  requireDirectoryWrite(site.around, who);
+  requireDirectoryWrite(site.directoryStats, who);
   const started = Date.now();
   // The server never follows the link; only clients interpret it.
   symlinkSync(toPath(target), exported.tree.pathForChange(site.directory, name));
-  return chownNew(site, name, { ...set, mode: undefined }, groupForNew(site.around, who), started);
+  return chownNew(site, name, { ...set, mode: undefined }, groupForNew(site.directoryStats, who), started);
 };
 
 /** File system clocks advance in ticks, which can be late when the CPU is busy. */
-const tickMs = 1_000;
+const clockTickMs = 1_000;
 
 /**
  * Changes the owner of a new object to the caller. The object has to be reopened by name, so this checks that it was just
  * created, and that no other user replaced it by another object in order to become its owner.
  */
 function chownNew(
-  site: CreationTarget,
+  target: CreationTarget,
   name: ByteString,
   set: SetAttributes,
   gid: number,
   started: number,
 ): ReturnType<ProcedureHandler> {
-  const { exported, directory, who } = site;
+  const { exported, directory, who } = target;
   const { tree } = exported;
   const stats = tree.lookup(directory, name);
   if (stats === undefined) return refuse('NOENT');
@@ -232,25 +234,25 @@ function chownNew(
   const isOwned = Number(stats.uid) === uid && Number(stats.gid) === group;
   const isAsWanted = set.mode === undefined || (Number(stats.mode) & 0o7777) === set.mode;
   if (isOwned && isAsWanted && set.atime === undefined && set.mtime === undefined)
-    return createdReply(site, node, stats, directory);
+    return createdReply(target, node, stats, directory);
   tree.withOpenPath(node, (own, found) => {
     if (!wasJustCreated(found, started) || !isSameFile(found, node)) refuse('IO');
     if (!isOwned) chownSync(own, uid, group);
     if (set.mode !== undefined) chmodSync(own, set.mode);
     setTimes(own, found, set);
   });
-  return createdReply(site, node, tree.stat(node), directory, node);
+  return createdReply(target, node, tree.stat(node), directory, node);
 }
 
 const wasJustCreated = (stats: BigIntStats, started: number): boolean =>
   Number(stats.uid) === process.geteuid?.() &&
   stats.nlink <= 2n &&
-  (stats.birthtimeNs === 0n || stats.birthtimeMs >= BigInt(started - tickMs));
+  (stats.birthtimeNs === 0n || stats.birthtimeMs >= BigInt(started - clockTickMs));
 
 const mknod: ProcedureHandler = (exported, reader, who) => {
   const site = readCreationTarget(exported, reader, who);
   const type = reader.u32();
-  checkedNewName(site.name);
+  requireValidNewName(site.name);
   requireWritable(exported);
   const { block, character, socket, fifo } = fileType;
   if (![block, character, socket, fifo].some((known) => known === type)) refuse('BADTYPE');

@@ -1,27 +1,27 @@
-import { type BigIntStats, fchmodSync, fstatSync, read as readLater, readSync, writeSync } from 'node:fs';
+import { type BigIntStats, fchmodSync, fstatSync, read as readAsync, readSync, writeSync } from 'node:fs';
 import type { Reply } from '../../rpc/server.ts';
 import { XdrError } from '../../xdr/reader.ts';
-import { type Attributes, maxTransfer, stability, writePostAttributes } from '../structures.ts';
+import { type Attributes, maxTransferBytes, stability, writePostAttributes } from '../structures.ts';
 import { modeAfterWrite, permission, requireDataPermission } from './access.ts';
 import { writeWccData } from './attributes.ts';
 import type { Descriptor } from './descriptors.ts';
 import { type Export, readNode, requireWritable } from './export.ts';
 import type { Node } from './nodes.ts';
-import { ok, type ProcedureDefinition, type ProcedureHandler } from './procedure.ts';
+import { type ProcedureDefinition, type ProcedureHandler, successReply } from './procedure.ts';
 import type { ReadMemory } from './read-memory.ts';
 import { refuse } from './refusal.ts';
 
 const bigint = { bigint: true } as const;
 
 /** The sender copies data up to this length, so they may lie in a buffer that is reused at once. */
-const smallRead = 4096;
+const smallReadBytes = 4096;
 /** After a read that waited for the disk, this many reads run in Node's threads. */
-const threadReadsAfterSlow = 64;
-/** Each holds up to 1 MiB of memory. */
+const threadReadsAfterSlowRead = 64;
+/** The limit on concurrent reads in threads: each holds up to 1 MiB of memory. */
 const maxThreadReads = 32;
 
 /** Opens a file and returns its stats; refuses deleted files. */
-function openDataFor(exported: Export, node: Node, forWriting: boolean): readonly [Descriptor, BigIntStats] {
+function openFileData(exported: Export, node: Node, forWriting: boolean): readonly [Descriptor, BigIntStats] {
   const descriptor = exported.tree.openData(node, forWriting);
   const stats = fstatSync(descriptor.fd, bigint);
   // Another process deleted the file while it was open here.
@@ -33,22 +33,22 @@ function openDataFor(exported: Export, node: Node, forWriting: boolean): readonl
 }
 
 function createRead(memory: ReadMemory, slowMs: number): ProcedureHandler {
-  const scratch = Buffer.allocUnsafeSlow(smallRead);
+  const scratch = Buffer.allocUnsafeSlow(smallReadBytes);
   let threadReadsLeft = 0;
-  let running = 0;
+  let runningThreadReads = 0;
 
   async function readInThread(exported: Export, held: Descriptor, offset: number, count: number): Promise<Buffer> {
     const { promise, resolve, reject } = Promise.withResolvers<Buffer>();
     const into = memory.take(count);
     held.users++;
-    running++;
-    readLater(held.fd, into, 0, count, offset, (cause, bytes) =>
+    runningThreadReads++;
+    readAsync(held.fd, into, 0, count, offset, (cause, bytes) =>
       cause === null ? resolve(into.subarray(0, bytes)) : reject(cause),
     );
     try {
       return await promise;
     } finally {
-      running--;
+      runningThreadReads--;
       exported.tree.descriptors.release(held);
     }
   }
@@ -58,24 +58,24 @@ function createRead(memory: ReadMemory, slowMs: number): ProcedureHandler {
    * reads after it use threads.
    */
   function readSynchronously(held: Descriptor, offset: number, count: number): Buffer {
-    const into = count <= smallRead ? scratch : memory.take(count);
+    const into = count <= smallReadBytes ? scratch : memory.take(count);
     const started = performance.now();
     const bytes = readSync(held.fd, into, 0, count, offset);
     // Allow for the copy: at most a millisecond per megabyte.
-    if (performance.now() - started > slowMs + count / 1_000_000) threadReadsLeft = threadReadsAfterSlow;
+    if (performance.now() - started > slowMs + count / 1_000_000) threadReadsLeft = threadReadsAfterSlowRead;
     return into.subarray(0, bytes);
   }
 
   return (exported, reader, who) => {
     const node = readNode(exported, reader);
     const offset = reader.size();
-    const requestedBytes = Math.min(reader.u32(), maxTransfer);
-    const [held, stats] = openDataFor(exported, node, false);
+    const requestedBytes = Math.min(reader.u32(), maxTransferBytes);
+    const [held, stats] = openFileData(exported, node, false);
     requireDataPermission(stats, who, permission.read);
     const size = Number(stats.size);
     const count = Math.max(0, Math.min(requestedBytes, size - offset));
     const attributes = exported.toAttributes(stats);
-    if (threadReadsLeft === 0 || running >= maxThreadReads)
+    if (threadReadsLeft === 0 || runningThreadReads >= maxThreadReads)
       return readReply(attributes, readSynchronously(held, offset, count), offset, size);
     threadReadsLeft--;
     return readInThread(exported, held, offset, count).then((data) => readReply(attributes, data, offset, size));
@@ -101,9 +101,9 @@ const write: ProcedureHandler = (exported, reader, who) => {
   const count = reader.u32();
   const stable = reader.u32();
   if (stable > stability.fileSync) throw new XdrError(`${stable} is not a stable_how`);
-  const data = reader.window(reader.left);
+  const data = reader.opaqueView(reader.remaining);
   requireWritable(exported);
-  const [held, before] = openDataFor(exported, node, true);
+  const [held, before] = openFileData(exported, node, true);
   requireDataPermission(before, who, permission.write);
   if (offset + data.length > Number.MAX_SAFE_INTEGER) refuse('FBIG');
   const written = writeAll(held.fd, data.subarray(0, Math.min(count, data.length)), offset);
@@ -112,15 +112,15 @@ const write: ProcedureHandler = (exported, reader, who) => {
   if (mode !== undefined) fchmodSync(held.fd, mode);
   const answer = (): Reply => {
     const change = { before: toAttributes(before), after: toAttributes(fstatSync(held.fd, bigint)) };
-    return ok((writer) => {
+    return successReply((writer) => {
       writeWccData(writer, change);
-      writer.u32(written).u32(stable).fixed(verifier.bytes);
+      writer.u32(written).u32(stable).fixedOpaque(verifier.bytes);
     });
   };
   return stable === stability.unstable ? answer() : replyWhenSynced(exported, node, held, answer);
 };
 
-/** Writes synchronously, straight from the receive buffer. A full disk takes a part, and reports the error at the next write. */
+/** Writes synchronously, straight from the receive buffer. If the disk gets full, returns the number of bytes written so far. */
 function writeAll(fd: number, data: Buffer, offset: number): number {
   let written = 0;
   while (written < data.length) {
@@ -141,7 +141,7 @@ function writeAll(fd: number, data: Buffer, offset: number): number {
 async function replyWhenSynced(exported: Export, node: Node, held: Descriptor, answer: () => Reply): Promise<Reply> {
   held.users++;
   try {
-    await exported.durability.data(node, held);
+    await exported.durability.syncData(node, held);
     return answer();
   } catch (cause) {
     exported.verifier.renew();
@@ -155,13 +155,13 @@ const commit: ProcedureHandler = (exported, reader) => {
   const { toAttributes, verifier } = exported;
   const node = readNode(exported, reader);
   // Ignore offset and count and sync the whole file, which RFC 1813 allows and which is no slower.
-  reader.take(12);
-  const [held, before] = openDataFor(exported, node, false);
+  reader.skipBytes(12);
+  const [held, before] = openFileData(exported, node, false);
   return replyWhenSynced(exported, node, held, () => {
     const change = { before: toAttributes(before), after: toAttributes(fstatSync(held.fd, bigint)) };
-    return ok((writer) => {
+    return successReply((writer) => {
       writeWccData(writer, change);
-      writer.fixed(verifier.bytes);
+      writer.fixedOpaque(verifier.bytes);
     });
   });
 };

@@ -14,22 +14,22 @@ const isOpen = (fd: number): boolean => {
   }
 };
 
-function keeping(limit: number) {
+function createTestDescriptors(limit: number) {
   const descriptors = createDescriptors(limit);
   const closed: number[] = [];
   const keep = () => {
     const fd = openSync('/dev/null', 'r');
-    return descriptors.keep(fd, () => closed.push(fd));
+    return descriptors.add(fd, () => closed.push(fd));
   };
   return { descriptors, closed, keep };
 }
 
 describe.skipIf(needs('linux'))('kept descriptors', () => {
   test('beyond the limit are closed, the least recently used first', () => {
-    const { descriptors, closed, keep } = keeping(3);
+    const { descriptors, closed, keep } = createTestDescriptors(3);
     const [a, b, c] = [keep(), keep(), keep()];
     descriptors.startTurn();
-    descriptors.touch(a);
+    descriptors.markUsed(a);
     descriptors.startTurn();
     const d = keep();
     expect(closed).toEqual([b.fd]);
@@ -39,7 +39,7 @@ describe.skipIf(needs('linux'))('kept descriptors', () => {
   });
 
   test('are not closed in the turn of the event loop that uses them, even beyond the limit', () => {
-    const { descriptors, closed, keep } = keeping(1);
+    const { descriptors, closed, keep } = createTestDescriptors(1);
     const all = [keep(), keep(), keep()];
     expect(closed).toEqual([]);
     expect(all.every(({ fd }) => isOpen(fd))).toBe(true);
@@ -50,17 +50,17 @@ describe.skipIf(needs('linux'))('kept descriptors', () => {
   });
 
   test('are not closed while a call waits for them', () => {
-    const { descriptors, closed, keep } = keeping(1);
-    const used = keep();
-    used.users++;
+    const { descriptors, closed, keep } = createTestDescriptors(1);
+    const descriptorInUse = keep();
+    descriptorInUse.users++;
     descriptors.startTurn();
     descriptors.closeAll();
-    expect(isOpen(used.fd)).toBe(true);
-    descriptors.drop(used);
-    expect(closed).toEqual([used.fd]);
-    expect(isOpen(used.fd)).toBe(true);
-    descriptors.release(used);
-    expect(isOpen(used.fd)).toBe(false);
+    expect(isOpen(descriptorInUse.fd)).toBe(true);
+    descriptors.drop(descriptorInUse);
+    expect(closed).toEqual([descriptorInUse.fd]);
+    expect(isOpen(descriptorInUse.fd)).toBe(true);
+    descriptors.release(descriptorInUse);
+    expect(isOpen(descriptorInUse.fd)).toBe(false);
     closeSync(openSync('/dev/null', 'r'));
   });
 

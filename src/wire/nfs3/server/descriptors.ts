@@ -17,10 +17,10 @@ export interface Descriptor {
  * the current turn are not closed: a call may use two at the same time, and the kernel reuses closed descriptor numbers.
  */
 export interface Descriptors {
-  keep(fd: number, onClosed: () => void): Descriptor;
-  /** Marks it as used. */
-  touch(descriptor: Descriptor): void;
-  /** Closes it now, or when its last user is done. */
+  add(fd: number, onClosed: () => void): Descriptor;
+  /** Marks the descriptor as used in this turn. */
+  markUsed(descriptor: Descriptor): void;
+  /** Closes the descriptor now, or when its last user is done. */
   drop(descriptor: Descriptor): void;
   release(descriptor: Descriptor): void;
   /** Starts a new turn. */
@@ -51,7 +51,7 @@ export function createDescriptors(limit: number): Descriptors {
 
   /** Second-chance eviction: descriptors that were used since the last check move to the end. */
   function evict(): void {
-    for (let looks = all.size * 2; all.size >= limit && looks > 0; looks--) {
+    for (let checksLeft = all.size * 2; all.size >= limit && checksLeft > 0; checksLeft--) {
       const [oldest] = all;
       if (oldest === undefined) return;
       if (oldest.isRecent || oldest.users > 0 || oldest.turn === turn) {
@@ -63,14 +63,14 @@ export function createDescriptors(limit: number): Descriptors {
   }
 
   return {
-    keep: (fd, onClosed) => {
+    add: (fd, onClosed) => {
       evict();
       const prefix = `/proc/self/fd/${fd}/`;
       const kept: KeptDescriptor = { fd, prefix, users: 0, turn, isRecent: false, isDropped: false, onClosed };
       all.add(kept);
       return kept;
     },
-    touch: (descriptor) => {
+    markUsed: (descriptor) => {
       const kept = descriptor as KeptDescriptor;
       kept.turn = turn;
       kept.isRecent = true;

@@ -21,25 +21,25 @@ describe('callers that sync the same file', () => {
   const other = createNode(2n, 1n, undefined, '');
 
   test('share one fsync that starts after all of their calls', async () => {
-    const share = createSyncCoalescer();
+    const coalesce = createSyncCoalescer();
     const runs: PromiseWithResolvers<void>[] = [];
     const run = (): Promise<void> => {
       runs.push(Promise.withResolvers());
       return runs.at(-1)?.promise ?? Promise.resolve();
     };
     const done: string[] = [];
-    const wait = (name: string): void => void share(node, run).then(() => done.push(name));
-    wait('first');
-    wait('second');
-    wait('third');
+    const recordWhenDone = (name: string): void => void coalesce(node, run).then(() => done.push(name));
+    recordWhenDone('first');
+    recordWhenDone('second');
+    recordWhenDone('third');
     expect(runs).toHaveLength(1);
-    void share(other, run);
+    void coalesce(other, run);
     expect(runs).toHaveLength(2);
     runs[0]?.resolve();
     await new Promise((resolve) => setImmediate(resolve));
     expect(done).toEqual(['first']);
     expect(runs).toHaveLength(3);
-    wait('fourth');
+    recordWhenDone('fourth');
     runs[2]?.resolve();
     await new Promise((resolve) => setImmediate(resolve));
     expect(done).toEqual(['first', 'second', 'third']);
@@ -50,12 +50,12 @@ describe('callers that sync the same file', () => {
   });
 
   test('get the error when it fails; later callers do not', async () => {
-    const share = createSyncCoalescer();
+    const coalesce = createSyncCoalescer();
     let runs = 0;
     const run = async (): Promise<void> => {
       if (++runs === 1) throw new Error('no');
     };
-    const [first, second] = [share(node, run), share(node, run)];
+    const [first, second] = [coalesce(node, run), coalesce(node, run)];
     await expect(first).rejects.toThrow('no');
     await second;
     expect(runs).toBe(2);
@@ -78,9 +78,9 @@ describe.skipIf(needs('linux'))('a failing disk', () => {
       groups: [],
       serverUser: { uid: 0, gid: 0, groups: [], isRoot: true },
     });
-    const renewed: number[] = [];
+    const renewals: number[] = [];
     const errors: string[] = [];
-    const broken = Object.assign(new Error('the disk is broken'), { code: 'EIO' });
+    const diskError = Object.assign(new Error('the disk is broken'), { code: 'EIO' });
     const exported = {
       tree,
       nodes,
@@ -89,8 +89,8 @@ describe.skipIf(needs('linux'))('a failing disk', () => {
       isReadOnly: false,
       isDurable: true,
       toAttributes: createToAttributes(1n, identities),
-      durability: { data: () => Promise.reject(broken), changes: () => Promise.resolve() },
-      verifier: { bytes: Buffer.alloc(8), renew: () => renewed.push(1) },
+      durability: { syncData: () => Promise.reject(diskError), syncChanges: () => Promise.resolve() },
+      verifier: { bytes: Buffer.alloc(8), renew: () => renewals.push(1) },
       onError: (what: string) => errors.push(what),
     } as unknown as Export;
     const [, write, commit] = createDataProcedures(createReadMemory(), 1).map((one) => servedProcedure(exported, one));
@@ -103,13 +103,13 @@ describe.skipIf(needs('linux'))('a failing disk', () => {
       reply?.(writer);
       return writer.written.readUInt32BE(0);
     };
-    const writing = (stable: number): XdrWriter =>
+    const writeArgs = (stable: number): XdrWriter =>
       new XdrWriter().latin1(handle).size(0).u32(1).u32(stable).opaque(Buffer.from('x'));
-    expect(await status(write, writing(stability.unstable))).toBe(0);
-    expect(renewed).toHaveLength(0);
-    expect(await status(write, writing(stability.fileSync))).toBe(5);
+    expect(await status(write, writeArgs(stability.unstable))).toBe(0);
+    expect(renewals).toHaveLength(0);
+    expect(await status(write, writeArgs(stability.fileSync))).toBe(5);
     expect(await status(commit, new XdrWriter().latin1(handle).size(0).u32(0))).toBe(5);
-    expect(renewed).toHaveLength(2);
+    expect(renewals).toHaveLength(2);
     expect(errors).toEqual(['WRITE failed', 'COMMIT failed']);
   });
 });

@@ -6,33 +6,33 @@ import type { Node } from './nodes.ts';
 import { Refusal } from './refusal.ts';
 
 /**
- * Syncs changes to the disk before the server replies. Concurrent calls for the same file or directory share one sync: of
- * sixty-four calls at once, one pays. Syncs run in Node's threads, since a disk takes milliseconds.
+ * Syncs changes to the disk before the server replies. Concurrent calls for the same file or directory share one sync.
+ * Syncs run in Node's threads, since a disk takes milliseconds.
  */
 export interface Durability {
   /** Syncs the data of a file. Its descriptor stays open until then. */
-  data(node: Node, descriptor: Descriptor): Promise<void>;
+  syncData(node: Node, descriptor: Descriptor): Promise<void>;
   /** Syncs the entries of directories, and the attributes of files and directories. */
-  changes(nodes: readonly Node[]): Promise<void>;
+  syncChanges(nodes: readonly Node[]): Promise<void>;
 }
 
 type Sync = (fd: number, done: (cause: Error | null) => void) => void;
 
 export function createDurability(tree: ExportedTree): Durability {
   const { descriptors } = tree;
-  const [ofData, ofChanges] = [createSyncCoalescer(), createSyncCoalescer()];
+  const [dataSyncs, changeSyncs] = [createSyncCoalescer(), createSyncCoalescer()];
 
-  async function syncHeld(descriptor: Descriptor, how: Sync): Promise<void> {
+  async function syncHeld(descriptor: Descriptor, syncCall: Sync): Promise<void> {
     descriptor.users++;
     try {
-      await sync(how, descriptor.fd);
+      await sync(syncCall, descriptor.fd);
     } finally {
       descriptors.release(descriptor);
     }
   }
 
-  async function change(node: Node): Promise<void> {
-    // Use the open descriptor of the data. Otherwise open one for the sync and close it after.
+  async function syncNode(node: Node): Promise<void> {
+    // Use the open descriptor of the data. If there is none, open one for the sync.
     if (node.file !== undefined) return await syncHeld(node.file, fsync);
     const fd = reopen(tree, node);
     if (fd === undefined) return;
@@ -44,9 +44,9 @@ export function createDurability(tree: ExportedTree): Durability {
   }
 
   return {
-    data: (node, descriptor) => ofData(node, () => syncHeld(descriptor, fdatasync)),
-    changes: async (nodes) => {
-      await Promise.all(nodes.map((node) => ofChanges(node, () => change(node))));
+    syncData: (node, descriptor) => dataSyncs(node, () => syncHeld(descriptor, fdatasync)),
+    syncChanges: async (nodes) => {
+      await Promise.all(nodes.map((node) => changeSyncs(node, () => syncNode(node))));
     },
   };
 }
@@ -54,33 +54,33 @@ export function createDurability(tree: ExportedTree): Durability {
 export type CoalescedSync = (node: Node, run: () => Promise<void>) => Promise<void>;
 
 export function createSyncCoalescer(): CoalescedSync {
-  const running = new Map<Node, Promise<void>>();
-  const following = new Map<Node, Promise<void>>();
+  const runningSyncs = new Map<Node, Promise<void>>();
+  const nextSyncs = new Map<Node, Promise<void>>();
 
   function begin(node: Node, run: () => Promise<void>): Promise<void> {
     const current = run().finally(() => {
-      if (running.get(node) === current) running.delete(node);
+      if (runningSyncs.get(node) === current) runningSyncs.delete(node);
     });
-    running.set(node, current);
+    runningSyncs.set(node, current);
     return current;
   }
 
   /**
    * A sync that is running may have started before the change. So the call waits for the next one, which it shares with all calls
-   * that come before that starts.
+   * that arrive before the next sync starts.
    */
   return (node, run) => {
-    const current = running.get(node);
+    const current = runningSyncs.get(node);
     if (current === undefined) return begin(node, run);
-    const known = following.get(node);
+    const known = nextSyncs.get(node);
     if (known !== undefined) return known;
     const next = current
       .catch(() => undefined)
       .then(() => {
-        following.delete(node);
+        nextSyncs.delete(node);
         return begin(node, run);
       });
-    following.set(node, next);
+    nextSyncs.set(node, next);
     return next;
   };
 }
@@ -93,19 +93,19 @@ function reopen(tree: ExportedTree, node: Node): number | undefined {
       stats.isFile() || stats.isDirectory() ? openSync(path, constants.O_RDONLY) : undefined,
     );
   } catch (cause) {
-    // Another process removed or moved it, or the mode denies access even to the owner: the kernel will write it in its own time.
+    // Another process removed or moved it, or the mode denies access even to the owner. The kernel then writes it later.
     if (cause instanceof FileMoved || cause instanceof Refusal || isErrno(cause, 'EACCES')) return undefined;
     throw cause;
   }
 }
 
-async function sync(how: Sync, fd: number): Promise<void> {
+async function sync(syncCall: Sync, fd: number): Promise<void> {
   const { promise, resolve, reject } = Promise.withResolvers<void>();
-  how(fd, (cause) => (cause === null ? resolve() : reject(cause)));
+  syncCall(fd, (cause) => (cause === null ? resolve() : reject(cause)));
   try {
     await promise;
   } catch (cause) {
-    // Some file systems do not support sync; they have no disk either.
+    // File systems without a disk may not support fsync.
     if (!isErrno(cause, 'EINVAL')) throw cause;
   }
 }

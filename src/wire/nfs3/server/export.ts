@@ -1,7 +1,7 @@
 import { XdrError, type XdrReader } from '../../xdr/reader.ts';
-import { maxHandle } from '../structures.ts';
+import { maxHandleBytes } from '../structures.ts';
 import type { ToAttributes } from './attributes.ts';
-import { checkReach } from './confinement.ts';
+import { requireReachable } from './confinement.ts';
 import type { Durability } from './durability.ts';
 import type { ExportedTree } from './exported-tree.ts';
 import type { FileSearch } from './file-search.ts';
@@ -38,30 +38,30 @@ export interface Export {
 /** Reads the handle of a call and returns its file, if the caller may access it. */
 export function readNode(exported: Export, reader: XdrReader): Node {
   const node = readNodeByHandle(exported, reader);
-  if (exported.isConfined) checkReach(node, exported.tree.root);
+  if (exported.isConfined) requireReachable(node, exported.tree.root);
   return node;
 }
 
 /** For a known file, only the handle bytes are compared. */
 function readNodeByHandle({ nodes, handles, tree }: Export, reader: XdrReader): Node {
   const length = reader.u32();
-  if (length > maxHandle) throw new XdrError(`a handle of ${length} bytes`);
-  const from = reader.take((length + 3) & ~3);
+  if (length > maxHandleBytes) throw new XdrError(`a handle of ${length} bytes`);
+  const from = reader.skipBytes((length + 3) & ~3);
   const known = nodes.byHandle(reader.buffer, from, from + length);
   if (known !== undefined) return known;
-  const origin = handles.open(reader.buffer.subarray(from, from + length));
-  if (origin === undefined) return refuse('BADHANDLE');
+  const contents = handles.open(reader.buffer.subarray(from, from + length));
+  if (contents === undefined) return refuse('BADHANDLE');
   const { root } = tree;
-  if (origin.ino === root.ino && origin.birth === root.birth) {
+  if (contents.ino === root.ino && contents.birth === root.birth) {
     nodes.add(root);
     return root;
   }
-  const present = nodes.find(origin.ino);
+  const existing = nodes.find(contents.ino);
   // The same file under an older handle, from before it was moved.
-  if (present !== undefined && present.birth === origin.birth) return present;
+  if (existing !== undefined && existing.birth === contents.birth) return existing;
   // Another file has this inode number now, so the handle is stale, unless that file is deleted, too.
-  if (present !== undefined && !present.isGone && tree.stat(present).nlink > 0n) refuse('STALE');
-  const node = { ...createNode(origin.ino, origin.birth, undefined, ''), trail: origin.parentHashes };
+  if (existing !== undefined && !existing.isDeleted && tree.stat(existing).nlink > 0n) refuse('STALE');
+  const node = { ...createNode(contents.ino, contents.birth, undefined, ''), trail: contents.parentHashes };
   nodes.add(node);
   return node;
 }

@@ -8,17 +8,17 @@ import type { ByteString } from './names.ts';
 import { createNode, type Node } from './nodes.ts';
 import { Refusal, refuse } from './refusal.ts';
 
-/** Time after which other calls get a turn. */
-const sliceMs = 4;
+/** The time after which a search lets other calls run. */
+const turnMs = 4;
 /** The limit on directories with a matching hash at one depth. */
-const maxCandidates = 64;
+const maxCandidatesPerDepth = 64;
 /** Searches that start within this time, as after a restart, share one walk. */
-const gatherMs = 50;
+const collectMs = 50;
 /**
  * The pause after a search of the whole tree, as a multiple of its duration: handles of deleted files must not keep the server
  * busy.
  */
-const restFactor = 4;
+const pauseFactor = 4;
 
 export interface SearchLimits {
   /** The number of names after which a search of the whole tree stops. */
@@ -42,7 +42,7 @@ interface FoundEntry {
 type Visit = (found: FoundEntry) => boolean;
 
 interface WantedFile {
-  readonly origin: HandleContents;
+  readonly contents: HandleContents;
   found: FoundEntry | undefined;
 }
 
@@ -51,17 +51,17 @@ type Scan = (directory: Node, visit: Visit) => Promise<boolean>;
 
 /** Lets other calls run every few milliseconds. */
 function createScan(tree: ExportedTree, { elapsed }: Clock, closing: AbortSignal): Scan {
-  let slice = elapsed();
+  let turnStartedAt = elapsed();
 
   async function yieldIfDue(): Promise<void> {
-    if (elapsed() - slice < sliceMs) return;
+    if (elapsed() - turnStartedAt < turnMs) return;
     await nextTurn();
-    slice = elapsed();
+    turnStartedAt = elapsed();
   }
 
   return async (directory, visit) => {
     try {
-      const { prefix } = tree.directory(directory);
+      const { prefix } = tree.openDirectory(directory);
       const names = opendirSync(prefix, { encoding: 'latin1', bufferSize: 256 });
       try {
         for (let entry = names.readSync(); entry !== null; entry = names.readSync()) {
@@ -94,7 +94,7 @@ async function followParentHashes(scan: Scan, root: Node, origin: HandleContents
       const isFound = await scan(directory, (here) => {
         if (isSameFile(here.stats, origin)) found = here;
         else if (
-          next.length < maxCandidates &&
+          next.length < maxCandidatesPerDepth &&
           here.stats.isDirectory() &&
           parentHash(here.stats.ino) === origin.parentHashes[depth]
         )
@@ -117,15 +117,15 @@ async function searchWholeTree(
 ): Promise<void> {
   let visits = 0;
   let missing = wanted.size;
-  const todo = [root];
-  for (let directory = todo.pop(); directory !== undefined; directory = todo.pop()) {
+  const pendingDirectories = [root];
+  for (let directory = pendingDirectories.pop(); directory !== undefined; directory = pendingDirectories.pop()) {
     const isDone = await scan(directory, (here) => {
       const one = wanted.get(here.stats.ino);
-      if (one !== undefined && one.found === undefined && isSameFile(here.stats, one.origin)) {
+      if (one !== undefined && one.found === undefined && isSameFile(here.stats, one.contents)) {
         one.found = here;
         missing--;
       }
-      if (here.stats.isDirectory()) todo.push(nodeFor(here));
+      if (here.stats.isDirectory()) pendingDirectories.push(nodeFor(here));
       return missing === 0 || ++visits > maxVisits;
     });
     if (isDone) return;
@@ -140,34 +140,34 @@ export function createFileSearch(
 ): FileSearch {
   const { elapsed } = clock;
   const scan = createScan(tree, clock, closing);
-  let gathering: { readonly wanted: Map<bigint, WantedFile>; readonly walked: Promise<void> } | undefined;
+  let nextSearch: { readonly wanted: Map<bigint, WantedFile>; readonly done: Promise<void> } | undefined;
   let isWalking = false;
-  let restUntil = 0;
+  let pausedUntil = 0;
 
-  async function gatherAndSearch(wanted: ReadonlyMap<bigint, WantedFile>): Promise<void> {
-    await clock.sleep(gatherMs, closing);
-    gathering = undefined;
+  async function collectAndSearch(wanted: ReadonlyMap<bigint, WantedFile>): Promise<void> {
+    await clock.sleep(collectMs, closing);
+    nextSearch = undefined;
     isWalking = true;
     const started = elapsed();
     try {
       await searchWholeTree(scan, tree.root, wanted, limits);
       const ended = elapsed();
-      restUntil = ended + (ended - started) * restFactor;
+      pausedUntil = ended + (ended - started) * pauseFactor;
     } finally {
       isWalking = false;
     }
   }
 
   async function joinTreeSearch(origin: HandleContents): Promise<FoundEntry | undefined> {
-    if (gathering === undefined) {
-      if (isWalking || elapsed() < restUntil) refuse('JUKEBOX');
+    if (nextSearch === undefined) {
+      if (isWalking || elapsed() < pausedUntil) refuse('JUKEBOX');
       const wanted = new Map<bigint, WantedFile>();
-      gathering = { wanted, walked: gatherAndSearch(wanted) };
+      nextSearch = { wanted, done: collectAndSearch(wanted) };
     }
-    const { wanted, walked } = gathering;
-    const one = wanted.get(origin.ino) ?? { origin, found: undefined };
-    // Two files cannot have the same inode number, so one of the two is gone. Its call has to come again.
-    if (one.origin.birth !== origin.birth) refuse('JUKEBOX');
+    const { wanted, done: walked } = nextSearch;
+    const one = wanted.get(origin.ino) ?? { contents: origin, found: undefined };
+    // Two files cannot have the same inode number, so one of them is deleted. The client has to retry.
+    if (one.contents.birth !== origin.birth) refuse('JUKEBOX');
     wanted.set(origin.ino, one);
     await walked;
     return one.found;

@@ -11,8 +11,8 @@ import { mountProgram } from '../mount.ts';
 import { NfsError } from '../status.ts';
 import { nfsProgram } from '../structures.ts';
 
-/** What lies beside the export: names, contents, modes, owners, times. */
-function pictureOf(folder: string): string[] {
+/** Returns names, contents, modes, owners and times of a folder outside the export. */
+function snapshotOf(folder: string): string[] {
   return fs
     .readdirSync(folder, { recursive: true, encoding: 'utf8' })
     .sort()
@@ -23,13 +23,13 @@ function pictureOf(folder: string): string[] {
     });
 }
 
-interface Prey extends Mounted {
+interface TestTarget extends Mounted {
   readonly own: OwnServer;
   readonly handles: readonly Uint8Array[];
   check(): Promise<void>;
 }
 
-async function prey(): Promise<Prey> {
+async function startTarget(): Promise<TestTarget> {
   const own = await startOwnServer({ limits: { descriptors: 8, nodes: 20, namesOfOneDirectory: 4, names: 8 } });
   fs.mkdirSync(join(own.outside, 'd'));
   fs.writeFileSync(join(own.outside, 'd', 'secret'), 'secret');
@@ -41,29 +41,29 @@ async function prey(): Promise<Prey> {
   const { nfs, root } = mounted;
   const found = await Promise.all(['d', 'f', 'l', 's'].map((name) => nfs.lookup(root, name)));
   const handles = [root, ...found.map(({ handle }) => handle)];
-  const before = pictureOf(own.outside);
+  const before = snapshotOf(own.outside);
   return {
     ...mounted,
     own,
     handles,
     check: async () => {
-      expect(pictureOf(own.outside)).toEqual(before);
+      expect(snapshotOf(own.outside)).toEqual(before);
       expect((await nfs.getattr(root)).type).toBe(2);
-      // No input of a client causes an error that an administrator would have to look at.
+      // No input of a client causes an error in the log.
       expect(own.errors).toEqual([]);
     },
   };
 }
 
-/** Sends bytes as the arguments of a procedure. Any answer will do; none will not. */
-async function send({ rpc }: Prey, program: number, number: number, args: Uint8Array): Promise<void> {
+/** Sends bytes as the arguments of a procedure, and expects any reply. */
+async function send({ rpc }: TestTarget, program: number, number: number, args: Uint8Array): Promise<void> {
   const procedure: Procedure<Uint8Array, undefined> = {
     program,
     version: 3,
     number,
     name: `${program}/${number}`,
     encode: (writer, bytes) => {
-      writer.fixed(bytes);
+      writer.fixedOpaque(bytes);
       return undefined;
     },
     decode: () => undefined,
@@ -88,10 +88,10 @@ const long: fc.Arbitrary<Part> = fc
   .map((value) => (writer) => void writer.u64(value));
 const handle: fc.Arbitrary<Part> = fc
   .tuple(fc.nat(), fc.nat({ max: 30 }), fc.nat({ max: 255 }))
-  .map(([which, place, bits]) => (writer, handles) => {
-    const bytes = Buffer.from(handles[which % handles.length] as Uint8Array);
-    // Most are good; some are nearly so.
-    if (place < 2) bytes[place * 7] = bits;
+  .map(([handleIndex, byteIndex, bits]) => (writer, handles) => {
+    const bytes = Buffer.from(handles[handleIndex % handles.length] as Uint8Array);
+    // Most handles are valid; some have one changed byte.
+    if (byteIndex < 2) bytes[byteIndex * 7] = bits;
     writer.opaque(bytes);
   });
 const name: fc.Arbitrary<Part> = fc
@@ -105,13 +105,13 @@ const data: fc.Arbitrary<Part> = fc
   .uint8Array({ maxLength: 2000 })
   .map((bytes) => (writer) => void writer.opaque(bytes));
 const all = (...parts: fc.Arbitrary<Part>[]): fc.Arbitrary<Part> =>
-  fc.tuple(...parts).map((made) => (writer, handles) => {
-    for (const part of made) part(writer, handles);
+  fc.tuple(...parts).map((chosenParts) => (writer, handles) => {
+    for (const part of chosenParts) part(writer, handles);
   });
 const optional = (part: fc.Arbitrary<Part>): fc.Arbitrary<Part> =>
-  fc.tuple(fc.nat({ max: 8 }), part).map(([is, inner]) => (writer, handles) => {
-    writer.u32(is > 4 ? 1 : is === 4 ? 2 : 0);
-    if (is > 4) inner(writer, handles);
+  fc.tuple(fc.nat({ max: 8 }), part).map(([presence, inner]) => (writer, handles) => {
+    writer.u32(presence > 4 ? 1 : presence === 4 ? 2 : 0);
+    if (presence > 4) inner(writer, handles);
   });
 const time = fc.oneof(
   small(2),
@@ -122,7 +122,7 @@ const time = fc.oneof(
     word,
   ),
 );
-// Sizes stay small here, as a file system may take any; beyond 2^53 they are garbage.
+// Valid sizes are small, since a file system may accept any size. Sizes beyond 2^53 are invalid.
 const size: fc.Arbitrary<Part> = fc
   .oneof(fc.bigInt({ min: 0n, max: 100_000n }), fc.bigInt({ min: 2n ** 53n, max: 2n ** 64n - 1n }))
   .map((value) => (writer) => void writer.u64(value));
@@ -155,31 +155,31 @@ const shapes: Readonly<Record<number, fc.Arbitrary<Part>>> = {
 
 describe.skipIf(needs('linux'))('an NFS server that receives invalid calls keeps running', () => {
   test.each(Object.keys(shapes).map(Number))('random bytes as arguments of procedure %d', async (number) => {
-    const victim = await prey();
+    const target = await startTarget();
     await fc.assert(
-      fc.asyncProperty(fc.uint8Array({ maxLength: 300 }), (bytes) => send(victim, nfsProgram, number, bytes)),
+      fc.asyncProperty(fc.uint8Array({ maxLength: 300 }), (bytes) => send(target, nfsProgram, number, bytes)),
       { numRuns: 100 },
     );
-    await victim.check();
+    await target.check();
   });
 
   test.each(Object.entries(shapes))('almost valid arguments of procedure %s', async (number, shape) => {
-    const victim = await prey();
+    const target = await startTarget();
     await fc.assert(
-      fc.asyncProperty(shape, fc.nat({ max: 400 }), async (part, cut) => {
+      fc.asyncProperty(shape, fc.nat({ max: 400 }), async (part, endAt) => {
         const writer = new XdrWriter();
-        part(writer, victim.handles);
-        // Now and then the end is missing.
-        const bytes = cut < 40 ? writer.written.subarray(0, cut) : writer.written;
-        await send(victim, nfsProgram, Number(number), Buffer.from(bytes));
+        part(writer, target.handles);
+        // Some calls are truncated.
+        const bytes = endAt < 40 ? writer.written.subarray(0, endAt) : writer.written;
+        await send(target, nfsProgram, Number(number), Buffer.from(bytes));
       }),
       { numRuns: 200 },
     );
-    await victim.check();
+    await target.check();
   });
 
   test('in any order, from several clients concurrently', async () => {
-    const victim = await prey();
+    const target = await startTarget();
     const call = fc.oneof(
       ...Object.entries(shapes).map(([number, shape]) => shape.map((part) => [Number(number), part] as const)),
     );
@@ -188,27 +188,27 @@ describe.skipIf(needs('linux'))('an NFS server that receives invalid calls keeps
         await Promise.all(
           calls.map(async ([number, part]) => {
             const writer = new XdrWriter();
-            part(writer, victim.handles);
-            await send(victim, nfsProgram, number, Buffer.from(writer.written));
+            part(writer, target.handles);
+            await send(target, nfsProgram, number, Buffer.from(writer.written));
           }),
         );
       }),
       { numRuns: 100 },
     );
-    await victim.check();
+    await target.check();
   });
 
   test.each([0, 1, 2, 3, 4, 5])('random bytes as arguments of procedure %d of MOUNT', async (number) => {
-    const victim = await prey();
+    const target = await startTarget();
     const path = fc
       .array(fc.constantFrom(...strangeNames, 'outside'), { maxLength: 6 })
       .map((names) => new XdrWriter().string(`/${names.join('/')}`).written);
     await fc.assert(
       fc.asyncProperty(fc.oneof(path, fc.uint8Array({ maxLength: 200 })), async (bytes) => {
-        await send(victim, mountProgram, number, Buffer.from(bytes));
+        await send(target, mountProgram, number, Buffer.from(bytes));
       }),
       { numRuns: 100 },
     );
-    await victim.check();
+    await target.check();
   });
 });

@@ -6,7 +6,7 @@ import { makeFolders } from '#base/make-folders.ts';
 import { writeAllSync } from '#base/write-all.ts';
 
 const fileName = 'nfs-server.json';
-const keyLength = 32;
+const keyBytes = 32;
 
 /**
  * Loads or creates the key for file handles. An attacker who has it can forge a handle for any file. It is stored outside the exported
@@ -29,19 +29,19 @@ export async function loadHandleKey(state: string, exported: string): Promise<Bu
 
 function readKey(path: string): Buffer {
   const text = readFileSync(path, 'utf8');
-  const wrong = (cause?: unknown): Error =>
+  const invalidStateError = (cause?: unknown): Error =>
     new Error(`${path} is not the state of an NFS server; remove it, and clients will have to remount`, { cause });
   let stored: { readonly version?: unknown; readonly key?: unknown };
   try {
     stored = JSON.parse(text);
   } catch (cause) {
-    throw wrong(cause);
+    throw invalidStateError(cause);
   }
-  if (typeof stored !== 'object' || stored === null) throw wrong();
+  if (typeof stored !== 'object' || stored === null) throw invalidStateError();
   if (typeof stored.version === 'number' && stored.version > 1)
     throw new Error(`${path} was written by a newer version of this program (format ${stored.version})`);
   const key = typeof stored.key === 'string' ? Buffer.from(stored.key, 'base64') : Buffer.alloc(0);
-  if (stored.version !== 1 || key.length !== keyLength) throw wrong();
+  if (stored.version !== 1 || key.length !== keyBytes) throw invalidStateError();
   return key;
 }
 
@@ -50,7 +50,7 @@ function writeKey(path: string): void {
   const draft = `${path}.${randomBytes(6).toString('hex')}`;
   const file = openSync(draft, 'wx', 0o600);
   try {
-    writeAllSync(file, `${JSON.stringify({ version: 1, key: randomBytes(keyLength).toString('base64') })}\n`);
+    writeAllSync(file, `${JSON.stringify({ version: 1, key: randomBytes(keyBytes).toString('base64') })}\n`);
     fsyncSync(file);
     linkSync(draft, path);
   } catch (cause) {

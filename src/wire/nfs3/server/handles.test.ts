@@ -11,7 +11,8 @@ import {
 } from './handles.ts';
 
 const key = randomBytes(32);
-const make = (handles: Handles, made: HandleContents): Buffer => Buffer.from(handles.make(made), 'latin1');
+const createHandle = (handles: Handles, contents: HandleContents): Buffer =>
+  Buffer.from(handles.create(contents), 'latin1');
 const origin = fc.record({
   ino: fc.bigInt({ min: 0n, max: 2n ** 64n - 1n }),
   birth: fc.bigInt({ min: 0n, max: 2n ** 63n }),
@@ -22,13 +23,13 @@ describe('a file handle', () => {
   test('holds its contents in at most 64 bytes', () => {
     const handles = createHandles(key);
     fc.assert(
-      fc.property(origin, (made) => {
-        const handle = make(handles, made);
+      fc.property(origin, (contents) => {
+        const handle = createHandle(handles, contents);
         expect(handle.length).toBeLessThanOrEqual(64);
         const opened = handles.open(handle);
         expect({ ...opened, parentHashes: [...(opened?.parentHashes ?? [])] }).toEqual({
-          ...made,
-          parentHashes: [...made.parentHashes],
+          ...contents,
+          parentHashes: [...contents.parentHashes],
         });
       }),
     );
@@ -37,21 +38,21 @@ describe('a file handle', () => {
   test('is rejected if a bit is changed, or if it is truncated or extended', () => {
     const handles = createHandles(key);
     fc.assert(
-      fc.property(origin, fc.nat(), (made, place) => {
-        const handle = make(handles, made);
+      fc.property(origin, fc.nat(), (contents, position) => {
+        const handle = createHandle(handles, contents);
         const forged = Buffer.from(handle);
-        const bit = place % (handle.length * 8);
+        const bit = position % (handle.length * 8);
         forged[bit >> 3] = (forged[bit >> 3] as number) ^ (1 << (bit & 7));
         expect(handles.open(forged)).toBeUndefined();
-        expect(handles.open(handle.subarray(0, place % handle.length))).toBeUndefined();
+        expect(handles.open(handle.subarray(0, position % handle.length))).toBeUndefined();
         expect(handles.open(Buffer.concat([handle, Buffer.alloc(1)]))).toBeUndefined();
       }),
     );
   });
 
   test('is rejected if it was made with another key', () => {
-    const made = { ino: 5n, birth: 6n, parentHashes: new Uint8Array([1, 2]) };
-    expect(createHandles(randomBytes(32)).open(make(createHandles(key), made))).toBeUndefined();
+    const contents = { ino: 5n, birth: 6n, parentHashes: new Uint8Array([1, 2]) };
+    expect(createHandles(randomBytes(32)).open(createHandle(createHandles(key), contents))).toBeUndefined();
   });
 
   test('is checked without exceptions, for any bytes', () => {

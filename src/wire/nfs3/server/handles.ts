@@ -5,7 +5,7 @@ import type { ByteString } from './names.ts';
 export interface HandleContents {
   readonly ino: bigint;
   /**
-   * The birth time of the inode in nanoseconds. Inode numbers are reused, these are not. 0 if the file system has no birth times.
+   * The birth time of the inode in nanoseconds. Inode numbers are reused, birth times are not. 0 if the file system has no birth times.
    */
   readonly birth: bigint;
   /**
@@ -16,7 +16,7 @@ export interface HandleContents {
 }
 
 export interface Handles {
-  make(origin: HandleContents): ByteString;
+  create(contents: HandleContents): ByteString;
   /** Undefined: this server did not create the handle. */
   open(handle: Uint8Array): HandleContents | undefined;
 }
@@ -24,41 +24,42 @@ export interface Handles {
 /*
  * version (1), reserved (1), length of the parent hashes (1), reserved (1), inode (8), birth (8), parent hashes, MAC (16)
  */
-const version = 1;
-const headLength = 20;
-const macLength = 16;
+const handleVersion = 1;
+const headBytes = 20;
+const macBytes = 16;
 /** RFC 1813 limits a handle to 64 bytes. */
-export const maxParentHashes = 64 - headLength - macLength;
+export const maxParentHashes = 64 - headBytes - macBytes;
 
-const blockLength = 64;
-const digestLength = 32;
+const hmacBlockBytes = 64;
+const sha256Bytes = 32;
 
 /** Creates and verifies handles. Only the holder of the key can create a valid one. */
 export function createHandles(key: Uint8Array): Handles {
   const mac = createTruncatedHmac(key);
-  const scratch = Buffer.alloc(headLength + maxParentHashes + macLength);
+  const scratch = Buffer.alloc(headBytes + maxParentHashes + macBytes);
   return {
-    make: ({ ino, birth, parentHashes }) => {
-      const length = headLength + parentHashes.length;
-      scratch[0] = version;
+    create: ({ ino, birth, parentHashes }) => {
+      const length = headBytes + parentHashes.length;
+      scratch[0] = handleVersion;
       scratch[2] = parentHashes.length;
       scratch.writeBigUInt64BE(ino, 4);
       scratch.writeBigUInt64BE(BigInt.asUintN(64, birth), 12);
-      scratch.set(parentHashes, headLength);
+      scratch.set(parentHashes, headBytes);
       scratch.write(mac(scratch.subarray(0, length)), length, 'latin1');
-      // One conversion: a concatenated string would keep its parts in memory.
-      return scratch.toString('latin1', 0, length + macLength);
+      // Convert all bytes at once, since a concatenated string would keep its parts in memory.
+      return scratch.toString('latin1', 0, length + macBytes);
     },
     open: (bytes) => {
       const handle = Buffer.from(bytes);
-      const length = handle.length - headLength - macLength;
-      if (length < 0 || length > maxParentHashes || handle[0] !== version || handle[2] !== length) return undefined;
-      const body = handle.subarray(0, headLength + length);
+      const length = handle.length - headBytes - macBytes;
+      if (length < 0 || length > maxParentHashes || handle[0] !== handleVersion || handle[2] !== length)
+        return undefined;
+      const body = handle.subarray(0, headBytes + length);
       if (!equalsInConstantTime(mac(body), handle, body.length, handle.length)) return undefined;
       return {
         ino: handle.readBigUInt64BE(4),
         birth: handle.readBigUInt64BE(12),
-        parentHashes: handle.subarray(headLength, headLength + length),
+        parentHashes: handle.subarray(headBytes, headBytes + length),
       };
     },
   };
@@ -72,7 +73,7 @@ export function createHmacSha256(key: Uint8Array): (message: Uint8Array) => Buff
 
 function createTruncatedHmac(key: Uint8Array): (message: Uint8Array) => ByteString {
   const digest = createDigest(key);
-  return (message) => digest(message).slice(0, macLength);
+  return (message) => digest(message).slice(0, macBytes);
 }
 
 /**
@@ -80,20 +81,21 @@ function createTruncatedHmac(key: Uint8Array): (message: Uint8Array) => ByteStri
  * the result costs twice as much as the hash.
  */
 function createDigest(key: Uint8Array): (message: Uint8Array) => ByteString {
-  const padded = (byte: number, room: number): Buffer => {
-    const block = Buffer.alloc(blockLength + room);
-    block.set(key.length > blockLength ? hash('sha256', key, 'buffer') : key);
-    for (let i = 0; i < blockLength; i++) block[i] = (block[i] as number) ^ byte;
+  const createPaddedKey = (byte: number, room: number): Buffer => {
+    const block = Buffer.alloc(hmacBlockBytes + room);
+    block.set(key.length > hmacBlockBytes ? hash('sha256', key, 'buffer') : key);
+    for (let i = 0; i < hmacBlockBytes; i++) block[i] = (block[i] as number) ^ byte;
     return block;
   };
-  const [inner, outer] = [padded(0x36, headLength + maxParentHashes), padded(0x5c, digestLength)];
+  const [inner, outer] = [createPaddedKey(0x36, headBytes + maxParentHashes), createPaddedKey(0x5c, sha256Bytes)];
   const innerWith = (message: Uint8Array): Buffer => {
-    if (blockLength + message.length > inner.length) return Buffer.concat([inner.subarray(0, blockLength), message]);
-    inner.set(message, blockLength);
-    return inner.subarray(0, blockLength + message.length);
+    if (hmacBlockBytes + message.length > inner.length)
+      return Buffer.concat([inner.subarray(0, hmacBlockBytes), message]);
+    inner.set(message, hmacBlockBytes);
+    return inner.subarray(0, hmacBlockBytes + message.length);
   };
   return (message) => {
-    outer.write(hash('sha256', innerWith(message), 'binary'), blockLength, 'latin1');
+    outer.write(hash('sha256', innerWith(message), 'binary'), hmacBlockBytes, 'latin1');
     return hash('sha256', outer, 'binary');
   };
 }

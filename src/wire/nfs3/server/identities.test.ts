@@ -11,30 +11,30 @@ const file = { mode: 'guarded', set: { mode: 0o644 } } as const;
 describe.skipIf(needs('root'))('the user of a call', () => {
   test('owns the files it creates, with its own group or that of the directory', async () => {
     const own = await startOwnServer();
-    const on = (name: string) => fs.lstatSync(join(own.directory, name));
+    const statOf = (name: string) => fs.lstatSync(join(own.directory, name));
     fs.chmodSync(own.directory, 0o777);
     const { nfs, root } = await own.mount(runAs(1001, 50));
     const { handle } = await nfs.mkdir(root, 'd', { mode: 0o750 });
     await nfs.create(root, 'f', file);
     await nfs.symlink(root, 'l', 'target', {});
-    for (const name of ['d', 'f', 'l']) expect(on(name)).toMatchObject({ uid: 1001, gid: 1001 });
-    expect(on('d').mode & 0o7777).toBe(0o750);
+    for (const name of ['d', 'f', 'l']) expect(statOf(name)).toMatchObject({ uid: 1001, gid: 1001 });
+    expect(statOf('d').mode & 0o7777).toBe(0o750);
     await nfs.setattr(handle, { gid: 50, mode: 0o2770 });
     await nfs.mkdir(handle, 'sub', { mode: 0o755 });
     await nfs.create(handle, 'file', file);
-    expect(on('d/sub')).toMatchObject({ uid: 1001, gid: 50 });
-    expect(on('d/sub').mode & 0o7777).toBe(0o2755);
-    expect(on('d/file')).toMatchObject({ uid: 1001, gid: 50 });
+    expect(statOf('d/sub')).toMatchObject({ uid: 1001, gid: 50 });
+    expect(statOf('d/sub').mode & 0o7777).toBe(0o2755);
+    expect(statOf('d/file')).toMatchObject({ uid: 1001, gid: 50 });
   });
 
   test('has exactly the rights of the mode', async () => {
     const own = await startOwnServer();
-    const at = (name: string): string => join(own.directory, name);
+    const pathOf = (name: string): string => join(own.directory, name);
     fs.chmodSync(own.directory, 0o755);
-    fs.mkdirSync(at('private'), { mode: 0o700 });
-    fs.writeFileSync(at('secret'), 'secret', { mode: 0o600 });
-    fs.writeFileSync(at('group'), 'group', { mode: 0o640 });
-    fs.chownSync(at('group'), 0, 50);
+    fs.mkdirSync(pathOf('private'), { mode: 0o700 });
+    fs.writeFileSync(pathOf('secret'), 'secret', { mode: 0o600 });
+    fs.writeFileSync(pathOf('group'), 'group', { mode: 0o640 });
+    fs.chownSync(pathOf('group'), 0, 50);
     const { nfs, root } = await own.mount(runAs(1001, 50));
     const denied = { statusName: 'ACCES' };
     await expect(nfs.create(root, 'f', file)).rejects.toMatchObject(denied);
@@ -48,16 +48,16 @@ describe.skipIf(needs('root'))('the user of a call', () => {
     await expect(nfs.write(secret, 0, Buffer.from('x'), 0)).rejects.toMatchObject(denied);
     await expect(nfs.setattr(secret, { mode: 0o777 })).rejects.toMatchObject({ statusName: 'PERM' });
     await expect(nfs.link(secret, { directory: root, name: 'l' })).rejects.toMatchObject(denied);
-    const { handle: closed } = await nfs.lookup(root, 'private');
-    await expect(nfs.lookup(closed, 'x')).rejects.toMatchObject(denied);
-    await expect(nfs.readdir({ directory: closed, cookie: 0n, verifier: 0n, bytes: 4096 })).rejects.toMatchObject(
-      denied,
-    );
+    const { handle: privateFolder } = await nfs.lookup(root, 'private');
+    await expect(nfs.lookup(privateFolder, 'x')).rejects.toMatchObject(denied);
+    await expect(
+      nfs.readdir({ directory: privateFolder, cookie: 0n, verifier: 0n, bytes: 4096 }),
+    ).rejects.toMatchObject(denied);
     const { handle: group } = await nfs.lookup(root, 'group');
     expect((await nfs.read(group, 0, Buffer.alloc(9))).count).toBe(5);
     expect(await nfs.access(group, 63)).toBe(accessRight.read);
     expect(await nfs.access(secret, 63)).toBe(0);
-    expect(fs.readFileSync(at('secret'), 'latin1')).toBe('secret');
+    expect(fs.readFileSync(pathOf('secret'), 'latin1')).toBe('secret');
   });
 
   test('may read and write its own file after any change of the mode', async () => {
@@ -101,25 +101,25 @@ describe.skipIf(needs('root'))('the user of a call', () => {
   test('is squashed if it is root (by default), if the option says so for all users, or if it sends no credentials', async () => {
     const own = await startOwnServer({ squash: 'root' });
     fs.chmodSync(own.directory, 0o777);
-    const owner = (name: string) => fs.statSync(join(own.directory, name)).uid;
-    const made = async (name: string, options: Parameters<typeof own.mount>[0]): Promise<number> => {
+    const ownerOf = (name: string) => fs.statSync(join(own.directory, name)).uid;
+    const ownerOfNewFile = async (name: string, options: Parameters<typeof own.mount>[0]): Promise<number> => {
       const { nfs, root } = await own.mount(options);
       await nfs.create(root, name, file);
-      return owner(name);
+      return ownerOf(name);
     };
-    expect(await made('a', runAs(0))).toBe(65_534);
-    expect(await made('b', runAs(1001))).toBe(1001);
-    expect(await made('c', { identity: undefined })).toBe(65_534);
-    expect(await made('d', runAs(0xffff_ffff))).toBe(65_534);
+    expect(await ownerOfNewFile('a', runAs(0))).toBe(65_534);
+    expect(await ownerOfNewFile('b', runAs(1001))).toBe(1001);
+    expect(await ownerOfNewFile('c', { identity: undefined })).toBe(65_534);
+    expect(await ownerOfNewFile('d', runAs(0xffff_ffff))).toBe(65_534);
     const { nfs, root } = await own.mount(runAs(0));
     const { handle } = await nfs.lookup(root, 'b');
     await expect(nfs.setattr(handle, { uid: 0 })).rejects.toMatchObject({ statusName: 'PERM' });
     await expect(nfs.setattr(handle, { uid: 0xffff_ffff })).rejects.toMatchObject({ statusName: 'INVAL' });
     await own.restart({ squash: 'all', anonymous: { uid: 777, gid: 778 } });
-    expect(await made('e', runAs(1001))).toBe(777);
+    expect(await ownerOfNewFile('e', runAs(1001))).toBe(777);
     expect(fs.statSync(join(own.directory, 'e')).gid).toBe(778);
     await own.restart({ squash: 'none' });
-    expect(await made('f', runAs(0))).toBe(0);
+    expect(await ownerOfNewFile('f', runAs(0))).toBe(0);
   });
 
   test('is mapped to another user in both directions if the administrator configured that', async () => {
@@ -136,16 +136,16 @@ describe.skipIf(needs('root'))('the user of a call', () => {
 });
 
 describe('a server that runs as an ordinary user', () => {
-  const only = { uid: 1000, gid: 1000, groups: [27], isRoot: false };
+  const ordinaryUser = { uid: 1000, gid: 1000, groups: [27], isRoot: false };
   const identities = createIdentities({
     squash: 'none',
     anonymous: { uid: 1, gid: 1 },
     users: [],
     groups: [],
-    serverUser: only,
+    serverUser: ordinaryUser,
   });
   test.each([0, 1000, 4242])('does everything as this user, also for calls of user %d', (uid) => {
     const caller = { address: '::1', port: 1, isEncrypted: false, ...runAs(uid) };
-    expect(identities.credentialsOf(caller)).toEqual(only);
+    expect(identities.credentialsOf(caller)).toEqual(ordinaryUser);
   });
 });

@@ -46,16 +46,16 @@ const noId = 0xffff_ffff;
 export function createIdentities(options: IdentityOptions): Identities {
   const { squash, anonymous, serverUser } = options;
   const [users, groups] = [createTranslation(options.users), createTranslation(options.groups)];
-  const nobody: Credentials = { ...anonymous, groups: [], isRoot: false };
+  const anonymousCredentials: Credentials = { ...anonymous, groups: [], isRoot: false };
   // The caller object stays the same while a connection sends the same credential.
   const known = new WeakMap<Caller, Credentials>();
 
   function identify({ identity }: Caller): Credentials {
     if (serverUser !== undefined) return serverUser;
-    if (identity === undefined || squash === 'all') return nobody;
-    const squashed = (id: number, to: number): number => (id === noId || (id === 0 && squash === 'root') ? to : id);
-    const uid = squashed(users.here(identity.uid), anonymous.uid);
-    const group = (gid: number): number => squashed(groups.here(gid), anonymous.gid);
+    if (identity === undefined || squash === 'all') return anonymousCredentials;
+    const squashId = (id: number, to: number): number => (id === noId || (id === 0 && squash === 'root') ? to : id);
+    const uid = squashId(users.toLocal(identity.uid), anonymous.uid);
+    const group = (gid: number): number => squashId(groups.toLocal(gid), anonymous.gid);
     return { uid, gid: group(identity.gid), groups: identity.groups.map(group), isRoot: uid === 0 };
   }
 
@@ -67,19 +67,19 @@ export function createIdentities(options: IdentityOptions): Identities {
       known.set(caller, who);
       return who;
     },
-    toClientUid: users.there,
-    toClientGid: groups.there,
-    toLocalUid: users.here,
-    toLocalGid: groups.here,
+    toClientUid: users.toClient,
+    toClientGid: groups.toClient,
+    toLocalUid: users.toLocal,
+    toLocalGid: groups.toLocal,
   };
 }
 
-function createTranslation(mapped: readonly IdMapping[]): {
-  readonly here: (id: number) => number;
-  readonly there: (id: number) => number;
+function createTranslation(mappings: readonly IdMapping[]): {
+  readonly toLocal: (id: number) => number;
+  readonly toClient: (id: number) => number;
 } {
-  if (mapped.length === 0) return { here: (id) => id, there: (id) => id };
-  const here = new Map(mapped.map((one) => [one.client, one.here]));
-  const there = new Map(mapped.map((one) => [one.here, one.client]));
-  return { here: (id) => here.get(id) ?? id, there: (id) => there.get(id) ?? id };
+  if (mappings.length === 0) return { toLocal: (id) => id, toClient: (id) => id };
+  const here = new Map(mappings.map((one) => [one.client, one.here]));
+  const there = new Map(mappings.map((one) => [one.here, one.client]));
+  return { toLocal: (id) => here.get(id) ?? id, toClient: (id) => there.get(id) ?? id };
 }

@@ -2,7 +2,7 @@ import type { BigIntStats } from 'node:fs';
 import type { Reply } from '../../rpc/server.ts';
 import type { XdrReader } from '../../xdr/reader.ts';
 import { XdrWriter } from '../../xdr/writer.ts';
-import { attributesLength, writeAttributes, writePostAttributes } from '../structures.ts';
+import { attributesBytes, writeAttributes, writePostAttributes } from '../structures.ts';
 import { hasPermission, permission, requirePermission } from './access.ts';
 import { type Export, readNode } from './export.ts';
 import { firstCookie, type Listing } from './listing.ts';
@@ -13,13 +13,13 @@ import type { Page } from './readdir-cache.ts';
 import { refuse } from './refusal.ts';
 
 /** Building a larger reply would delay other clients. */
-const maxReply = 128 * 1024;
+const maxReplyBytes = 128 * 1024;
 /** The status, the directory's attributes, the verifier, and the two words at the end. */
-const fixedLength = 4 + 4 + attributesLength + 8 + 8;
+const fixedBytes = 4 + 4 + attributesBytes + 8 + 8;
 
-const padded = (length: number): number => (length + 3) & ~3;
+const paddedLength = (length: number): number => (length + 3) & ~3;
 /** Entry follows, file id, name, cookie. */
-const plainLength = (name: ByteString): number => 4 + 8 + 4 + padded(name.length) + 8;
+const entryLength = (name: ByteString): number => 4 + 8 + 4 + paddedLength(name.length) + 8;
 
 /** The size limits of one reply. */
 interface ReplyLimits {
@@ -40,7 +40,7 @@ function readReaddirArgs(exported: Export, reader: XdrReader, withAttributes: bo
   const cookie = reader.u64();
   const verifier = reader.u64();
   const first = reader.u32();
-  const total = Math.min(withAttributes ? reader.u32() : first, maxReply) - fixedLength;
+  const total = Math.min(withAttributes ? reader.u32() : first, maxReplyBytes) - fixedBytes;
   if (cookie > BigInt(Number.MAX_SAFE_INTEGER)) refuse('BAD_COOKIE');
   // Clients that do not keep the verifier send 0.
   if (cookie !== 0n && verifier !== 0n && verifier !== exported.cookieVerifier) refuse('BAD_COOKIE');
@@ -65,73 +65,74 @@ interface ReaddirCall extends ReaddirArgs {
 const keyOf = ({ cookie, limits, withAttributes, showsAttributes, isConfined }: ReaddirCall): string =>
   `${cookie} ${limits.total} ${limits.names} ${withAttributes} ${showsAttributes} ${isConfined}`;
 
-const listing =
+const handleReaddir =
   (withAttributes: boolean): ProcedureHandler =>
   (exported, reader, who) => {
-    const question = readReaddirArgs(exported, reader, withAttributes);
-    const { directory, cookie } = question;
+    const args = readReaddirArgs(exported, reader, withAttributes);
+    const { directory, cookie } = args;
     const stats = exported.tree.statDirectory(directory);
     requirePermission(stats, who, permission.read);
     const { isConfined } = exported;
-    const asked = {
-      ...question,
+    const call = {
+      ...args,
       stats,
       isConfined,
       showsAttributes: withAttributes && hasPermission(stats, who, permission.execute),
     };
-    const known = exported.readdirCache.find(directory, keyOf(asked), stats);
-    if (known !== undefined) return reply(exported, asked, known);
-    const found = exported.listings.after(directory, cookie, stats);
-    const first = found instanceof Promise ? undefined : pageOf(exported, asked, found);
-    return first === undefined ? replyLater(exported, asked, found) : reply(exported, asked, first);
+    const known = exported.readdirCache.find(directory, keyOf(call), stats);
+    if (known !== undefined) return reply(exported, call, known);
+    const found = exported.listings.namesAfter(directory, cookie, stats);
+    const first = found instanceof Promise ? undefined : pageOf(exported, call, found);
+    return first === undefined ? replyLater(exported, call, found) : reply(exported, call, first);
   };
 
-async function replyLater(exported: Export, asked: ReaddirCall, first: Listing | Promise<Listing>): Promise<Reply> {
+async function replyLater(exported: Export, call: ReaddirCall, first: Listing | Promise<Listing>): Promise<Reply> {
   let found = await first;
-  const { directory, stats } = asked;
-  for (let { cookie } = asked; ; found = await exported.listings.after(directory, cookie, stats)) {
+  const { directory, stats } = call;
+  for (let { cookie } = call; ; found = await exported.listings.namesAfter(directory, cookie, stats)) {
     exported.tree.descriptors.startTurn();
-    const page = pageOf(exported, asked, found);
-    if (page !== undefined) return reply(exported, asked, page);
+    const page = pageOf(exported, call, found);
+    if (page !== undefined) return reply(exported, call, page);
     cookie = found.cookies.at(-1) as number;
   }
 }
 
 function reply({ toAttributes, cookieVerifier }: Export, { stats }: ReaddirCall, { bytes }: Page): Reply {
-  const around = toAttributes(stats);
+  const directoryAttributes = toAttributes(stats);
   return (writer) => {
     writer.u32(0);
-    writePostAttributes(writer, around);
+    writePostAttributes(writer, directoryAttributes);
     writer.u64(cookieVerifier);
     return bytes;
   };
 }
 
 /** Undefined: this part of the listing has no more entries, and another part follows. Only the last reply may be empty. */
-function pageOf(exported: Export, asked: ReaddirCall, found: Listing): Page | undefined {
-  const { directory, cookie, showsAttributes, isConfined, stats } = asked;
-  const entries = createEntries(exported, asked);
+function pageOf(exported: Export, call: ReaddirCall, found: Listing): Page | undefined {
+  const { directory, cookie, showsAttributes, isConfined, stats } = call;
+  const entries = createEntries(exported, call);
   let isFull = false;
   if (cookie < 1) isFull = !entries.add('.', 1, exported.tree.stat(directory), directory);
-  const above = directory.parent ?? directory;
-  if (cookie < 2 && !isFull) isFull = !entries.add('..', 2, exported.tree.stat(above), isConfined ? undefined : above);
+  const parent = directory.parent ?? directory;
+  if (cookie < 2 && !isFull)
+    isFull = !entries.add('..', 2, exported.tree.stat(parent), isConfined ? undefined : parent);
   const { names, cookies } = found;
   const from = cookie < firstCookie ? 0 : exported.listings.indexAfter(found, cookie);
-  exported.tree.withLookup(directory, (look) => {
+  exported.tree.withLookup(directory, (lookup) => {
     for (let i = from; i < names.length && !isFull; i++) {
       const name = names[i] as ByteString;
-      const own = look(name);
+      const entryStats = lookup(name);
       // Skip an entry that was removed since the directory was read, or that is on another file system.
-      if (own === undefined) continue;
-      const node = showsAttributes ? exported.tree.nodeFor(directory, name, own) : undefined;
-      isFull = !entries.add(name, cookies[i] as number, own, node);
+      if (entryStats === undefined) continue;
+      const node = showsAttributes ? exported.tree.nodeFor(directory, name, entryStats) : undefined;
+      isFull = !entries.add(name, cookies[i] as number, entryStats, node);
     }
   });
   if (isFull && entries.count === 0) refuse('TOOSMALL');
   const isEnd = found.isEnd && !isFull;
   if (entries.count === 0 && !isEnd) return undefined;
   const page = entries.end(isEnd);
-  if (exported.listings.isCurrent(found, stats)) exported.readdirCache.keep(directory, keyOf(asked), stats, page);
+  if (exported.listings.isCurrent(found, stats)) exported.readdirCache.keep(directory, keyOf(call), stats, page);
   return page;
 }
 
@@ -143,24 +144,24 @@ interface PageEntries {
 }
 
 /** The buffer in which pages are encoded, one at a time. */
-const scratch = new XdrWriter(maxReply);
+const scratch = new XdrWriter(maxReplyBytes);
 
 function createEntries(
   { toAttributes, nodes }: Export,
   { limits, withAttributes, showsAttributes }: ReaddirCall,
 ): PageEntries {
-  const described: Node[] = [];
+  const nodesWithAttributes: Node[] = [];
   let { total, names } = limits;
   let count = 0;
-  scratch.at = 0;
+  scratch.offset = 0;
   return {
     get count() {
       return count;
     },
     add: (name, cookie, stats, node) => {
       const handle = showsAttributes && node !== undefined ? nodes.handleOf(node) : undefined;
-      const plain = plainLength(name);
-      const extra = handle === undefined ? 8 : 8 + attributesLength + 4 + padded(handle.length);
+      const plain = entryLength(name);
+      const extra = handle === undefined ? 8 : 8 + attributesBytes + 4 + paddedLength(handle.length);
       total -= withAttributes ? plain + extra : plain;
       names -= plain;
       if (total < 0 || names < 0) return false;
@@ -170,7 +171,7 @@ function createEntries(
         scratch.bool(true);
         writeAttributes(scratch, toAttributes(stats));
         scratch.bool(true).latin1(handle);
-        described.push(node as Node);
+        nodesWithAttributes.push(node as Node);
       } else if (withAttributes) scratch.bool(false).bool(false);
       return true;
     },
@@ -178,12 +179,12 @@ function createEntries(
       const { written } = scratch.bool(false).bool(isEnd);
       const bytes = Buffer.allocUnsafeSlow(written.length);
       written.copy(bytes);
-      return { bytes, nodes: described };
+      return { bytes, nodes: nodesWithAttributes };
     },
   };
 }
 
 export const listingProcedures: readonly ProcedureDefinition[] = [
-  { number: 16, name: 'READDIR', failureWords: 1, handle: listing(false) },
-  { number: 17, name: 'READDIRPLUS', failureWords: 1, handle: listing(true) },
+  { number: 16, name: 'READDIR', failureWords: 1, handle: handleReaddir(false) },
+  { number: 17, name: 'READDIRPLUS', failureWords: 1, handle: handleReaddir(true) },
 ];

@@ -13,19 +13,19 @@ function fill(own: OwnServer, count: number, prefix = 'f'): void {
 async function list(
   { nfs, root }: Mounted,
   bytes: number,
-  between: (page: number) => void | Promise<void> = () => undefined,
+  onPage: (page: number) => void | Promise<void> = () => undefined,
 ): Promise<string[]> {
   const names: string[] = [];
   let position = { cookie: 0n, verifier: 0n };
   for (let page = 0; ; page++) {
-    const ask = page % 2 === 0 ? nfs.readdirplus : nfs.readdir;
-    const answer = await ask({ directory: root, ...position, bytes });
+    const readArgs = page % 2 === 0 ? nfs.readdirplus : nfs.readdir;
+    const answer = await readArgs({ directory: root, ...position, bytes });
     names.push(...answer.entries.map(({ name }) => name));
     if (answer.isEnd) return names;
     const last = answer.entries.at(-1);
     if (last === undefined) throw new Error('an answer without entries before the end');
     position = { cookie: last.cookie, verifier: answer.verifier };
-    await between(page);
+    await onPage(page);
   }
 }
 
@@ -93,30 +93,32 @@ describe.skipIf(needs('linux'))('listing a directory', () => {
     const own = await startOwnServer();
     fill(own, 3);
     const { rpc, root, nfs } = await own.mount();
-    const ask = { directory: root, cookie: 0n, verifier: 0n, bytes: 4096 };
+    const readArgs = { directory: root, cookie: 0n, verifier: 0n, bytes: 4096 };
     for (const procedure of [readdir, readdirplus]) {
-      await expect(rpc.call(procedure, { ...ask, bytes: 60 })).rejects.toMatchObject({ statusName: 'TOOSMALL' });
-      await expect(rpc.call(procedure, { ...ask, cookie: 5n, verifier: 1n })).rejects.toMatchObject({
+      await expect(rpc.call(procedure, { ...readArgs, bytes: 60 })).rejects.toMatchObject({ statusName: 'TOOSMALL' });
+      await expect(rpc.call(procedure, { ...readArgs, cookie: 5n, verifier: 1n })).rejects.toMatchObject({
         statusName: 'BAD_COOKIE',
       });
-      await expect(rpc.call(procedure, { ...ask, cookie: 2n ** 60n })).rejects.toMatchObject({
+      await expect(rpc.call(procedure, { ...readArgs, cookie: 2n ** 60n })).rejects.toMatchObject({
         statusName: 'BAD_COOKIE',
       });
       const { handle } = await nfs.lookup(root, 'f0');
-      await expect(rpc.call(procedure, { ...ask, directory: handle })).rejects.toMatchObject({ statusName: 'NOTDIR' });
+      await expect(rpc.call(procedure, { ...readArgs, directory: handle })).rejects.toMatchObject({
+        statusName: 'NOTDIR',
+      });
     }
-    // An answer never holds more than was asked for.
-    const { entries } = await rpc.call(readdir, { ...ask, bytes: 200 });
+    // A reply never has more bytes than requested.
+    const { entries } = await rpc.call(readdir, { ...readArgs, bytes: 200 });
     expect(entries.length).toBeLessThan(5);
   });
 });
 
 test('the cookies of names differ, and depend on the secret', () => {
   const names = Array.from({ length: 50_000 }, (_, i) => `name-${i}`);
-  const one = cookieSecret(Buffer.from('0123456789abcdef', 'hex'));
-  const other = cookieSecret(Buffer.from('fedcba9876543210', 'hex'));
-  const cookies = new Set(names.map((name) => cookieOf(name, one)));
+  const firstSecret = cookieSecret(Buffer.from('0123456789abcdef', 'hex'));
+  const secondSecret = cookieSecret(Buffer.from('fedcba9876543210', 'hex'));
+  const cookies = new Set(names.map((name) => cookieOf(name, firstSecret)));
   expect(cookies.size).toBe(names.length);
-  expect(names.filter((name) => cookieOf(name, one) === cookieOf(name, other))).toEqual([]);
+  expect(names.filter((name) => cookieOf(name, firstSecret) === cookieOf(name, secondSecret))).toEqual([]);
   for (const cookie of cookies) expect(Number.isSafeInteger(cookie) && cookie >= 3).toBe(true);
 });

@@ -12,7 +12,7 @@ export interface Listing {
   /** The directory's times when it was read. */
   readonly mtime: bigint;
   readonly ctime: bigint;
-  /** The directory was read long enough after its last change that any later change alters the times. */
+  /** The directory was read so long after its last change that any later change must alter its times. */
   readonly isSettled: boolean;
   /** The listing has every name after this cookie, up to its last name. */
   readonly after: number;
@@ -29,7 +29,7 @@ export interface Listing {
  */
 export interface Listings {
   /** Returns the names after the cookie. A listing from the beginning shows the current directory. */
-  after(directory: Node, cookie: number, stats: BigIntStats): Listing | Promise<Listing>;
+  namesAfter(directory: Node, cookie: number, stats: BigIntStats): Listing | Promise<Listing>;
   /** Whether the listing is current; false if that is unknown. */
   isCurrent(listing: Listing, stats: BigIntStats): boolean;
   /** The index of the first name after the cookie. */
@@ -37,57 +37,57 @@ export interface Listings {
 }
 
 export interface ListingLimits {
-  /** Names of one directory that are held at once. */
+  /** The limit on names of one directory in memory. */
   readonly maxNames: number;
-  /** Names of all cached listings. */
-  readonly maxKept: number;
+  /** The limit on names in all cached listings. */
+  readonly maxCachedNames: number;
 }
 
-/** Names to read before other calls get a turn. */
+/** The number of names to read before other calls run. */
 const namesPerTurn = 4096;
 /** File systems record times in kernel ticks. */
-const tickMs = 50;
+const clockTickMs = 50;
 
 export function createListings(
   tree: ExportedTree,
   secret: CookieSecret,
-  now: () => number,
+  nowMs: () => number,
   limits: ListingLimits,
 ): Listings {
-  const kept = new Map<Node, Listing>();
+  const cached = new Map<Node, Listing>();
   let total = 0;
-  let reading: Promise<unknown> = Promise.resolve();
+  let lastRead: Promise<unknown> = Promise.resolve();
   let waiting = 0;
 
   function keep(directory: Node, listing: Listing): Listing {
     forget(directory);
-    kept.set(directory, listing);
+    cached.set(directory, listing);
     total += listing.names.length;
-    for (const [oldest] of kept) {
-      if (total <= limits.maxKept || oldest === directory) break;
+    for (const [oldest] of cached) {
+      if (total <= limits.maxCachedNames || oldest === directory) break;
       forget(oldest);
     }
     return listing;
   }
 
   function forget(directory: Node): void {
-    total -= kept.get(directory)?.names.length ?? 0;
-    kept.delete(directory);
+    total -= cached.get(directory)?.names.length ?? 0;
+    cached.delete(directory);
   }
 
-  function usable(directory: Node, cookie: number, stats: BigIntStats): Listing | undefined {
-    const listing = kept.get(directory);
+  function findUsable(directory: Node, cookie: number, stats: BigIntStats): Listing | undefined {
+    const listing = cached.get(directory);
     if (listing === undefined || cookie < listing.after) return undefined;
     if (cookie < firstCookie && !isCurrent(listing, stats)) return undefined;
     const last = listing.cookies.at(-1) ?? 0;
     if (cookie >= last && !listing.isEnd) return undefined;
-    kept.delete(directory);
-    kept.set(directory, listing);
+    cached.delete(directory);
+    cached.set(directory, listing);
     return listing;
   }
 
   function start(directory: Node, cookie: number): DirectoryRead {
-    const { prefix } = tree.directory(directory);
+    const { prefix } = tree.openDirectory(directory);
     // A large directory is read in parts, each from the beginning, since the kernel does not sort by cookie.
     return createDirectoryRead(
       opendirSync(prefix, { encoding: 'latin1', bufferSize: 512 }),
@@ -97,36 +97,36 @@ export function createListings(
     );
   }
 
-  async function readOn(begun: DirectoryRead): Promise<DirectoryRead> {
-    while (!begun.more()) await nextTurn();
-    return begun;
+  async function readToEnd(read: DirectoryRead): Promise<DirectoryRead> {
+    while (!read.readMore()) await nextTurn();
+    return read;
   }
 
   function enqueue(work: () => Promise<Listing>): Promise<Listing> {
     waiting++;
-    const done = reading.then(work).finally(() => {
+    const done = lastRead.then(work).finally(() => {
       waiting--;
     });
-    reading = done.catch(() => undefined);
+    lastRead = done.catch(() => undefined);
     return done;
   }
 
   return {
-    after: (directory, cookie, stats) => {
-      const found = usable(directory, cookie, stats);
+    namesAfter: (directory, cookie, stats) => {
+      const found = findUsable(directory, cookie, stats);
       if (found !== undefined) return found;
       const from = cookie < firstCookie ? 0 : cookie;
       const finish = (done: DirectoryRead): Listing => {
-        const isSettled = now() - Number(stats.ctimeNs / 1_000_000n) > tickMs;
+        const isSettled = nowMs() - Number(stats.ctimeNs / 1_000_000n) > clockTickMs;
         return keep(directory, { ...done.listing(), mtime: stats.mtimeNs, ctime: stats.ctimeNs, isSettled });
       };
       if (waiting === 0) {
         const first = start(directory, from);
-        if (first.more()) return finish(first);
-        return enqueue(async () => finish(await readOn(first)));
+        if (first.readMore()) return finish(first);
+        return enqueue(async () => finish(await readToEnd(first)));
       }
-      // Only one read at a time, since it holds many names.
-      return enqueue(async () => finish(await readOn(start(directory, from))));
+      // Only one read at a time, since a read holds many names in memory.
+      return enqueue(async () => finish(await readToEnd(start(directory, from))));
     },
     isCurrent,
     indexAfter: ({ cookies }, cookie) => {
@@ -146,7 +146,7 @@ const isCurrent = ({ mtime, ctime, isSettled }: Listing, stats: BigIntStats): bo
 
 interface DirectoryRead {
   /** Reads more names. Returns true when all are read. */
-  more(): boolean;
+  readMore(): boolean;
   listing(): Pick<Listing, 'after' | 'cookies' | 'names' | 'isEnd'>;
 }
 
@@ -163,7 +163,7 @@ function createDirectoryRead(names: Dir, after: number, secret: CookieSecret, ma
 
   /** Keeps only the first `max` names. */
   function keepFirst(): void {
-    const cookies = sorted(found).subarray(0, max);
+    const cookies = sortedCookies(found).subarray(0, max);
     found = new Map(Array.from(cookies, (cookie) => [cookie, found.get(cookie) as ByteString]));
     isPartial = true;
   }
@@ -179,7 +179,7 @@ function createDirectoryRead(names: Dir, after: number, secret: CookieSecret, ma
   }
 
   return {
-    more: () => {
+    readMore: () => {
       let isDone = true;
       try {
         isDone = readSome();
@@ -191,13 +191,13 @@ function createDirectoryRead(names: Dir, after: number, secret: CookieSecret, ma
     },
     listing: () => {
       if (found.size > max) keepFirst();
-      const cookies = sorted(found);
+      const cookies = sortedCookies(found);
       return { after, cookies, names: Array.from(cookies, (cookie) => found.get(cookie) ?? ''), isEnd: !isPartial };
     },
   };
 }
 
-const sorted = (found: ReadonlyMap<number, ByteString>): Float64Array => Float64Array.from(found.keys()).sort();
+const sortedCookies = (found: ReadonlyMap<number, ByteString>): Float64Array => Float64Array.from(found.keys()).sort();
 
 /** Two secret odd numbers, so that a client cannot create many names whose cookies collide. */
 export type CookieSecret = readonly [number, number];

@@ -13,9 +13,9 @@ import { nfsProgram, stability } from '../structures.ts';
 
 const mib = 1024 * 1024;
 /** The server answers a well-behaved client within this time, whatever other clients do. */
-const promptly = { deadlineMs: 5_000 };
+const shortDeadline = { deadlineMs: 5_000 };
 
-async function attacker({ server }: OwnServer): Promise<Socket> {
+async function connectAttacker({ server }: OwnServer): Promise<Socket> {
   const socket = connect(server.port, server.host);
   socket.on('error', () => undefined);
   onTestFinished(() => void socket.destroy());
@@ -23,27 +23,27 @@ async function attacker({ server }: OwnServer): Promise<Socket> {
   return socket;
 }
 
-const crowd = (own: OwnServer, count: number): Promise<Socket[]> =>
-  Promise.all(Array.from({ length: count }, () => attacker(own)));
+const connectAttackers = (own: OwnServer, count: number): Promise<Socket[]> =>
+  Promise.all(Array.from({ length: count }, () => connectAttacker(own)));
 
-const closed = async (socket: Socket): Promise<boolean> => {
+const hasClosed = async (socket: Socket): Promise<boolean> => {
   socket.resume();
   if (!socket.closed) await Promise.race([once(socket, 'close'), once(socket, 'end')]);
   return true;
 };
 
-/** Somebody who only wants to work. */
-async function works({ nfs, root }: Mounted, name: string): Promise<void> {
-  const { handle } = await nfs.create(root, name, { mode: 'guarded', set: {} }, promptly);
-  await nfs.write(handle, 0, Buffer.from(name), stability.unstable, promptly);
-  const into = Buffer.alloc(name.length);
-  await nfs.read(handle, 0, into, promptly);
-  expect(into.toString()).toBe(name);
-  await nfs.remove(root, name, promptly);
+/** Creates, writes, reads and removes a file, and expects timely replies. */
+async function expectServed({ nfs, root }: Mounted, name: string): Promise<void> {
+  const { handle } = await nfs.create(root, name, { mode: 'guarded', set: {} }, shortDeadline);
+  await nfs.write(handle, 0, Buffer.from(name), stability.unstable, shortDeadline);
+  const destination = Buffer.alloc(name.length);
+  await nfs.read(handle, 0, destination, shortDeadline);
+  expect(destination.toString()).toBe(name);
+  await nfs.remove(root, name, shortDeadline);
 }
 
-/** Sends as fast as it is taken, until so much is sent or the server has had enough. */
-async function pour(socket: Socket, chunk: Buffer, bytes: number): Promise<void> {
+/** Sends chunks as fast as the server reads, until `bytes` bytes are sent or the server closes the connection. */
+async function sendWithoutEnd(socket: Socket, chunk: Buffer, bytes: number): Promise<void> {
   const { promise: ended, resolve: end } = Promise.withResolvers<void>();
   let wake = end;
   socket.on('close', () => end()).on('drain', () => wake());
@@ -58,59 +58,61 @@ async function pour(socket: Socket, chunk: Buffer, bytes: number): Promise<void>
 describe.skipIf(needs('linux'))('a malicious client', () => {
   test.each([
     ['a record of 2 GiB', uint32s(0xffff_ffff)],
-    ['a record of just too much', uint32s(0x8000_0000 | (mib + 64 * 1024 + 1))],
-    ['a reply in place of a call', uint32s(0x8000_0018, 1, 1, 0, 0, 0, 0)],
+    ['a record that is one byte too long', uint32s(0x8000_0000 | (mib + 64 * 1024 + 1))],
+    ['a reply instead of a call', uint32s(0x8000_0018, 1, 1, 0, 0, 0, 0)],
     ['a record too short for a call', uint32s(0x8000_0004, 1)],
-  ])('%s ends its connection', async (_, bytes) => {
+  ])('that sends %s loses its connection', async (_, bytes) => {
     const own = await startOwnServer({ durable: false });
-    const socket = await attacker(own);
+    const socket = await connectAttacker(own);
     socket.write(bytes);
-    expect(await closed(socket)).toBe(true);
-    await works(await own.mount(), 'file');
+    expect(await hasClosed(socket)).toBe(true);
+    await expectServed(await own.mount(), 'file');
   });
 
   test('that sends endless fragments, full or empty, takes no memory, and the server serves other clients meanwhile', async () => {
     const own = await startOwnServer({ durable: false });
     const mounted = await own.mount();
     const before = usedMemoryMib();
-    const [full, empty] = [await attacker(own), await attacker(own)];
+    const [full, empty] = [await connectAttacker(own), await connectAttacker(own)];
     const fragments = Buffer.concat([uint32s(65_536), Buffer.alloc(65_536)]);
-    const pouring = [pour(full, fragments, 64 * mib), pour(empty, Buffer.alloc(65_536), 16 * mib)];
-    let most = 0;
+    const sending = [sendWithoutEnd(full, fragments, 64 * mib), sendWithoutEnd(empty, Buffer.alloc(65_536), 16 * mib)];
+    let maxUsedMib = 0;
     for (let i = 0; i < 20; i++) {
-      await works(mounted, `file-${i}`);
-      most = Math.max(most, usedMemoryMib() - before);
+      await expectServed(mounted, `file-${i}`);
+      maxUsedMib = Math.max(maxUsedMib, usedMemoryMib() - before);
     }
-    await Promise.all(pouring);
+    await Promise.all(sending);
     expect(full.destroyed).toBe(true);
-    expect(most).toBeLessThan(16);
+    expect(maxUsedMib).toBeLessThan(16);
   });
 
   test('that opens a thousand idle connections does not lock out other clients', async () => {
     const own = await startOwnServer({ durable: false });
-    const early = await own.mount();
+    const earlierClient = await own.mount();
     const before = usedMemoryMib();
-    const idle = await crowd(own, 1000);
+    const idle = await connectAttackers(own, 1000);
     // A client that was connected before, and a new one.
-    await works(early, 'early');
-    await works(await own.mount(), 'late');
+    await expectServed(earlierClient, 'early');
+    await expectServed(await own.mount(), 'late');
     await expect
       .poll(() => idle.filter(({ destroyed, readableEnded }) => destroyed || readableEnded).length)
       .toBeGreaterThan(700);
-    // 256 places, each with the memory to receive and to send. What those had who lost theirs is given back a moment later.
+    // 256 connections, each with buffers for receiving and sending. The memory of evicted connections is freed a moment later.
     await expect.poll(() => usedMemoryMib() - before).toBeLessThan(256 * 0.6);
   });
 
   test('that sends only parts of calls takes only the memory of the sent bytes, and does not lock out other clients', async () => {
-    const places = 64;
-    const own = await startOwnServer({ maxConnections: places, durable: false });
+    const connectionLimit = 64;
+    const own = await startOwnServer({ maxConnections: connectionLimit, durable: false });
     const before = usedMemoryMib();
-    // All but the last byte of a WRITE, and more connections than there are places.
+    // All but the last byte of a WRITE, on more connections than the limit.
     const part = Buffer.concat([uint32s(0x8000_0000 | mib), Buffer.alloc(mib - 1)]);
-    await Promise.all((await crowd(own, places * 2)).map((socket) => pour(socket, part, part.length)));
-    await works(await own.mount(), 'file');
-    // In each place one call, and the memory to receive and to send.
-    expect(usedMemoryMib() - before).toBeLessThan(places * 1.7);
+    await Promise.all(
+      (await connectAttackers(own, connectionLimit * 2)).map((socket) => sendWithoutEnd(socket, part, part.length)),
+    );
+    await expectServed(await own.mount(), 'file');
+    // Each connection holds one call, and buffers for receiving and sending.
+    expect(usedMemoryMib() - before).toBeLessThan(connectionLimit * 1.7);
   });
 
   test('that asks for huge counts gets no more than the maximum of one reply', async () => {
@@ -122,24 +124,37 @@ describe.skipIf(needs('linux'))('a malicious client', () => {
       fs.closeSync(fs.openSync(join(own.directory, 'many', `${i}`.padStart(250, 'x')), 'w'));
     const { handle: large } = await nfs.lookup(root, 'large');
     const { handle: many } = await nfs.lookup(root, 'many');
-    const huge = 0xffff_ffff;
-    /** Gives how long the answer is. */
-    const sized = (number: number, name: string, handle: Uint8Array, rest: Buffer): Procedure<undefined, number> => ({
+    const hugeCount = 0xffff_ffff;
+    /** Returns the length of the reply. */
+    const replyLengthCall = (
+      number: number,
+      name: string,
+      handle: Uint8Array,
+      rest: Buffer,
+    ): Procedure<undefined, number> => ({
       program: nfsProgram,
       version: 3,
       number,
       name,
       encode: (writer) => {
-        writer.opaque(handle).fixed(rest);
+        writer.opaque(handle).fixedOpaque(rest);
         return undefined;
       },
-      decode: (reader) => (reader.u32() === 0 ? reader.left : 0),
+      decode: (reader) => (reader.u32() === 0 ? reader.remaining : 0),
     });
-    const read = await rpc.call(sized(6, 'READ', large, uint32s(0, 0, huge)), undefined, promptly);
+    const read = await rpc.call(replyLengthCall(6, 'READ', large, uint32s(0, 0, hugeCount)), undefined, shortDeadline);
     expect(read).toBeGreaterThan(mib);
     expect(read).toBeLessThan(mib + 200);
-    const readdir = await rpc.call(sized(16, 'READDIR', many, uint32s(0, 0, 0, 0, huge)), undefined, promptly);
-    const plus = await rpc.call(sized(17, 'READDIRPLUS', many, uint32s(0, 0, 0, 0, huge, huge)), undefined, promptly);
+    const readdir = await rpc.call(
+      replyLengthCall(16, 'READDIR', many, uint32s(0, 0, 0, 0, hugeCount)),
+      undefined,
+      shortDeadline,
+    );
+    const plus = await rpc.call(
+      replyLengthCall(17, 'READDIRPLUS', many, uint32s(0, 0, 0, 0, hugeCount, hugeCount)),
+      undefined,
+      shortDeadline,
+    );
     for (const length of [readdir, plus]) {
       expect(length).toBeGreaterThan(100_000);
       expect(length).toBeLessThanOrEqual(128 * 1024);
@@ -171,33 +186,33 @@ describe.skipIf(needs('linux'))('a malicious client', () => {
   });
 
   test('cannot keep the server from serving well-behaved clients, even with all attacks at the same time', async () => {
-    const places = 64;
-    const own = await startOwnServer({ maxConnections: places, durable: false });
+    const connectionLimit = 64;
+    const own = await startOwnServer({ maxConnections: connectionLimit, durable: false });
     const mounted = await own.mount();
     const before = usedMemoryMib();
     let isOver = false;
     const attacks: ((socket: Socket) => Promise<unknown>)[] = [
-      (socket) => pour(socket, Buffer.alloc(65_536, 0xff), mib),
-      (socket) => pour(socket, Buffer.alloc(4096), 65_536),
-      (socket) => pour(socket, uint32s(0x8000_0028, 1, 0, 2, nfsProgram, 3, 1, 0, 0, 0, 0), 8192),
-      (socket) => pour(socket, uint32s(0x8010_0000, 1, 2, 3), 16),
+      (socket) => sendWithoutEnd(socket, Buffer.alloc(65_536, 0xff), mib),
+      (socket) => sendWithoutEnd(socket, Buffer.alloc(4096), 65_536),
+      (socket) => sendWithoutEnd(socket, uint32s(0x8000_0028, 1, 0, 2, nfsProgram, 3, 1, 0, 0, 0, 0), 8192),
+      (socket) => sendWithoutEnd(socket, uint32s(0x8010_0000, 1, 2, 3), 16),
       async (socket) => socket.resetAndDestroy(),
     ];
     const attackers = attacks.map(async (attack) => {
       while (!isOver) {
-        await attack(await attacker(own));
-        // The attackers are in this process, too.
+        await attack(await connectAttacker(own));
+        // Give the server time, since the attackers run in the same process.
         await delay(5);
       }
     });
-    let most = 0;
+    let maxUsedMib = 0;
     for (let i = 0; i < 30; i++) {
-      await works(i % 10 === 0 ? await own.mount() : mounted, `file-${i}`);
-      if (i % 10 === 9) most = Math.max(most, usedMemoryMib() - before);
+      await expectServed(i % 10 === 0 ? await own.mount() : mounted, `file-${i}`);
+      if (i % 10 === 9) maxUsedMib = Math.max(maxUsedMib, usedMemoryMib() - before);
     }
     isOver = true;
     await Promise.all(attackers);
-    expect(most).toBeLessThan(places * 1.7);
+    expect(maxUsedMib).toBeLessThan(connectionLimit * 1.7);
     expect(fs.readdirSync(own.directory)).toEqual([]);
   });
 });

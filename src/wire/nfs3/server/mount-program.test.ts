@@ -15,9 +15,14 @@ import { listExports, mnt, mountProgram, mountVersion, unmnt } from '../mount.ts
 import { getattr } from '../procedures.ts';
 import { nfsProgram, nfsVersion } from '../structures.ts';
 
-const about = (number: number, name: string) => ({ program: mountProgram, version: mountVersion, number, name });
+const mountProcedure = (number: number, name: string) => ({
+  program: mountProgram,
+  version: mountVersion,
+  number,
+  name,
+});
 const dump: Procedure<undefined, [string, string][]> = {
-  ...about(2, 'DUMP'),
+  ...mountProcedure(2, 'DUMP'),
   encode: () => undefined,
   decode: (reader) => {
     const all: [string, string][] = [];
@@ -26,7 +31,7 @@ const dump: Procedure<undefined, [string, string][]> = {
   },
 };
 const unmountAll: Procedure<undefined, undefined> = {
-  ...about(4, 'UMNTALL'),
+  ...mountProcedure(4, 'UMNTALL'),
   encode: () => undefined,
   decode: () => undefined,
 };
@@ -110,7 +115,7 @@ describe.skipIf(needs('linux'))('the portmapper', () => {
 });
 
 describe.skipIf(needs('linux'))('the server accepts calls', () => {
-  async function refused(own: OwnServer): Promise<boolean> {
+  async function isRefused(own: OwnServer): Promise<boolean> {
     const socket = connect(own.server.port, '127.0.0.1');
     return await new Promise((resolve) => {
       socket.on('close', () => resolve(true));
@@ -123,8 +128,8 @@ describe.skipIf(needs('linux'))('the server accepts calls', () => {
   }
 
   test('only from the configured networks', async () => {
-    expect(await refused(await startOwnServer({ networks: ['10.0.0.0/8'] }))).toBe(true);
-    expect(await refused(await startOwnServer({ networks: ['127.0.0.0/8'] }))).toBe(false);
+    expect(await isRefused(await startOwnServer({ networks: ['10.0.0.0/8'] }))).toBe(true);
+    expect(await isRefused(await startOwnServer({ networks: ['127.0.0.0/8'] }))).toBe(false);
     await expect(startOwnServer({ networks: ['nonsense'] })).rejects.toThrow('"nonsense" is not a network');
   });
 
@@ -164,8 +169,18 @@ describe.skipIf(needs('openssl'))('an NFS server with TLS', () => {
     onTestFinished(() => fs.rmSync(folder, { recursive: true }));
     const [key, cert] = [join(folder, 'key'), join(folder, 'cert')];
     const subject = ['-subj', '/CN=server', '-addext', 'subjectAltName=IP:127.0.0.1'];
-    const how = ['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-days', '2'];
-    execFileSync('openssl', [...how, '-keyout', key, '-out', cert, ...subject], { stdio: 'pipe' });
+    const opensslArgs = [
+      'req',
+      '-x509',
+      '-newkey',
+      'ec',
+      '-pkeyopt',
+      'ec_paramgen_curve:P-256',
+      '-nodes',
+      '-days',
+      '2',
+    ];
+    execFileSync('openssl', [...opensslArgs, '-keyout', key, '-out', cert, ...subject], { stdio: 'pipe' });
     const options = { key: fs.readFileSync(key), cert: fs.readFileSync(cert) };
     const own = await startOwnServer({ tls: { options, required: true } });
     const tls = { options: { ca: options.cert }, program: nfsProgram, version: nfsVersion };

@@ -1,7 +1,7 @@
 import { authSys } from '../../rpc/message.ts';
 import type { Caller, Reply, ServedProcedure, ServedProgram } from '../../rpc/server.ts';
 import { mountProgram, mountStatus, mountVersion } from '../mount.ts';
-import { maxPath } from '../structures.ts';
+import { maxPathBytes } from '../structures.ts';
 import type { Export } from './export.ts';
 import { FileMoved } from './exported-tree.ts';
 import { type ByteString, readBytes, toPath } from './names.ts';
@@ -9,7 +9,7 @@ import type { Node } from './nodes.ts';
 import { Refusal } from './refusal.ts';
 
 /** The list is for administrators; clients that crash never unmount. */
-const maxRemembered = 1024;
+const maxRememberedMounts = 1024;
 const maxNameLength = 255;
 
 export interface MountOptions {
@@ -21,7 +21,7 @@ export interface MountOptions {
   readonly isConfined: (caller: Caller) => boolean;
 }
 
-const nothing: Reply = () => undefined;
+const emptyReply: Reply = () => undefined;
 
 /**
  * MOUNT version 3 (RFC 1813, section 5). A path below the export mounts that directory, if the path contains no symbolic links.
@@ -33,11 +33,11 @@ export function createMountProgram(exported: Export, options: MountOptions): Ser
   function remember({ address }: Caller, directory: ByteString): void {
     mounted.set(`${address} ${directory}`, { host: address, directory });
     const [oldest] = mounted.keys();
-    if (mounted.size > maxRemembered && oldest !== undefined) mounted.delete(oldest);
+    if (mounted.size > maxRememberedMounts && oldest !== undefined) mounted.delete(oldest);
   }
 
   const mnt: ServedProcedure['handle'] = (reader, caller) => {
-    const requestedPath = readBytes(reader, maxPath);
+    const requestedPath = readBytes(reader, maxPathBytes);
     const node = options.isConfined(caller) ? mountStatus.ACCES : walk(exported, path, requestedPath);
     if (typeof node === 'number') return (writer) => void writer.u32(node) as undefined;
     remember(caller, requestedPath);
@@ -56,13 +56,13 @@ export function createMountProgram(exported: Export, options: MountOptions): Ser
   };
 
   const unmount: ServedProcedure['handle'] = (reader, { address }) => {
-    mounted.delete(`${address} ${readBytes(reader, maxPath)}`);
-    return nothing;
+    mounted.delete(`${address} ${readBytes(reader, maxPathBytes)}`);
+    return emptyReply;
   };
 
   const unmountAll: ServedProcedure['handle'] = (_reader, { address }) => {
     for (const [key, { host }] of mounted) if (host === address) mounted.delete(key);
-    return nothing;
+    return emptyReply;
   };
 
   const exports: ServedProcedure['handle'] = () => (writer) => {
@@ -73,7 +73,7 @@ export function createMountProgram(exported: Export, options: MountOptions): Ser
   };
 
   const procedures: readonly [string, ServedProcedure['handle']][] = [
-    ['MOUNT NULL', () => nothing],
+    ['MOUNT NULL', () => emptyReply],
     ['MNT', mnt],
     ['DUMP', dump],
     ['UMNT', unmount],
@@ -88,9 +88,9 @@ export function createMountProgram(exported: Export, options: MountOptions): Ser
 }
 
 /** Walks down name by name, without following links. */
-function walk(exported: Export, path: ByteString, wanted: ByteString): Node | number {
+function walk(exported: Export, path: ByteString, requestedPath: ByteString): Node | number {
   const { tree } = exported;
-  const [from, names] = [partsOf(path), partsOf(wanted)];
+  const [from, names] = [partsOf(path), partsOf(requestedPath)];
   if (from.some((name, i) => names[i] !== name)) return mountStatus.NOENT;
   tree.descriptors.startTurn();
   try {

@@ -5,9 +5,9 @@ import { permission, requireDirectoryWrite, requirePermission, requireRemoval } 
 import { writeWccData } from './attributes.ts';
 import { type Export, readNode, requireWritable } from './export.ts';
 import { isSameFile } from './exported-tree.ts';
-import { type ByteString, checkedName, checkedNewName, readName } from './names.ts';
+import { type ByteString, readName, requireValidName, requireValidNewName } from './names.ts';
 import type { Node } from './nodes.ts';
-import { ok, type ProcedureDefinition, type ProcedureHandler, replyWhenDurable } from './procedure.ts';
+import { type ProcedureDefinition, type ProcedureHandler, replyWhenDurable, successReply } from './procedure.ts';
 import { refuse } from './refusal.ts';
 
 interface DirectoryName {
@@ -25,21 +25,21 @@ const wccData = (exported: Export, { directory }: DirectoryName, before: BigIntS
   after: exported.toAttributes(exported.tree.statDirectory(directory)),
 });
 
-const removal =
+const removeHandler =
   (wantsDirectory: boolean): ProcedureHandler =>
   (exported, reader, who) => {
     const { tree } = exported;
-    const spot = readDirectoryName(exported, reader);
-    const { directory } = spot;
-    const around = tree.statDirectory(directory);
-    const name = checkedName(spot.name);
+    const target = readDirectoryName(exported, reader);
+    const { directory } = target;
+    const directoryStats = tree.statDirectory(directory);
+    const name = requireValidName(target.name);
     requireWritable(exported);
     const stats = tree.lookup(directory, name);
     if (stats === undefined) {
-      requirePermission(around, who, permission.execute);
+      requirePermission(directoryStats, who, permission.execute);
       return refuse('NOENT');
     }
-    requireRemoval(around, stats, who);
+    requireRemoval(directoryStats, stats, who);
     if (wantsDirectory) {
       if (!stats.isDirectory()) refuse('NOTDIR');
       rmdirSync(tree.pathForChange(directory, name));
@@ -48,10 +48,10 @@ const removal =
       unlinkSync(tree.pathForChange(directory, name));
     }
     tree.noteRemoval(stats);
-    const change = wccData(exported, spot, around);
+    const change = wccData(exported, target, directoryStats);
     return replyWhenDurable(
       exported,
-      ok((writer) => writeWccData(writer, change)),
+      successReply((writer) => writeWccData(writer, change)),
       directory,
     );
   };
@@ -60,7 +60,7 @@ const rename: ProcedureHandler = (exported, reader, who) => {
   const { tree } = exported;
   const [from, to] = [readDirectoryName(exported, reader), readDirectoryName(exported, reader)];
   const [before, target] = [tree.statDirectory(from.directory), tree.statDirectory(to.directory)];
-  const [name, newName] = [checkedName(from.name), checkedName(to.name)];
+  const [name, newName] = [requireValidName(from.name), requireValidName(to.name)];
   requireWritable(exported);
   const stats = tree.lookup(from.directory, name);
   if (stats === undefined) return refuse('NOENT');
@@ -76,7 +76,7 @@ const rename: ProcedureHandler = (exported, reader, who) => {
   if (replaced !== undefined && !isSame) tree.noteRemoval(replaced);
   if (!isSame) tree.noteChange(tree.nodeFor(to.directory, newName, stats));
   const changes = [wccData(exported, from, before), wccData(exported, to, target)] as const;
-  const reply = ok((writer) => {
+  const reply = successReply((writer) => {
     for (const change of changes) writeWccData(writer, change);
   });
   return from.directory === to.directory
@@ -89,11 +89,11 @@ const link: ProcedureHandler = (exported, reader, who) => {
   const node = readNode(exported, reader);
   const to = readDirectoryName(exported, reader);
   const stats = tree.stat(node);
-  const around = tree.statDirectory(to.directory);
-  const name = checkedNewName(to.name);
+  const directoryStats = tree.statDirectory(to.directory);
+  const name = requireValidNewName(to.name);
   requireWritable(exported);
   if (stats.isDirectory() || node.parent === undefined) return refuse('ISDIR');
-  requireDirectoryWrite(around, who);
+  requireDirectoryWrite(directoryStats, who);
   const path = tree.pathForChange(to.directory, name);
   linkSync(tree.pathForChange(node.parent, node.name), path);
   tree.noteChange(node);
@@ -104,8 +104,8 @@ const link: ProcedureHandler = (exported, reader, who) => {
     refuse('JUKEBOX');
   }
   const attributes = toAttributes(linked);
-  const change = wccData(exported, to, around);
-  const reply = ok((writer) => {
+  const change = wccData(exported, to, directoryStats);
+  const reply = successReply((writer) => {
     writePostAttributes(writer, attributes);
     writeWccData(writer, change);
   });
@@ -113,8 +113,8 @@ const link: ProcedureHandler = (exported, reader, who) => {
 };
 
 export const nameProcedures: readonly ProcedureDefinition[] = [
-  { number: 12, name: 'REMOVE', failureWords: 2, nonIdempotent: true, handle: removal(false) },
-  { number: 13, name: 'RMDIR', failureWords: 2, nonIdempotent: true, handle: removal(true) },
+  { number: 12, name: 'REMOVE', failureWords: 2, nonIdempotent: true, handle: removeHandler(false) },
+  { number: 13, name: 'RMDIR', failureWords: 2, nonIdempotent: true, handle: removeHandler(true) },
   { number: 14, name: 'RENAME', failureWords: 4, nonIdempotent: true, handle: rename },
   { number: 15, name: 'LINK', failureWords: 3, nonIdempotent: true, handle: link },
 ];

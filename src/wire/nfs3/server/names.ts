@@ -1,6 +1,6 @@
 import type { XdrReader } from '../../xdr/reader.ts';
 import { isValidName } from '../names.ts';
-import { maxName, maxPath } from '../structures.ts';
+import { maxNameBytes, maxPathBytes } from '../structures.ts';
 import { refuse } from './refusal.ts';
 
 /**
@@ -10,23 +10,23 @@ import { refuse } from './refusal.ts';
 export type ByteString = string;
 
 export function readBytes(reader: XdrReader, max: number): ByteString {
-  return reader.window(max).toString('latin1');
+  return reader.opaqueView(max).toString('latin1');
 }
 
 /** Reads a name. Too long names are not decoding errors, since clients may ask for them: NAMETOOLONG. */
-export const readName = (reader: XdrReader): ByteString => readBytes(reader, maxPath);
+export const readName = (reader: XdrReader): ByteString => readBytes(reader, maxPathBytes);
 
 /** Returns the name if a directory can contain it. */
-export function checkedName(name: ByteString): ByteString {
-  if (name.length > maxName) refuse('NAMETOOLONG');
+export function requireValidName(name: ByteString): ByteString {
+  if (name.length > maxNameBytes) refuse('NAMETOOLONG');
   if (!isValidName(isAscii(name) ? name : Buffer.from(name, 'latin1'))) refuse('INVAL');
   return name;
 }
 
 /** For a new object: `.` and `..` always exist. */
-export function checkedNewName(name: ByteString): ByteString {
+export function requireValidNewName(name: ByteString): ByteString {
   if (name === '.' || name === '..') refuse('EXIST');
-  return checkedName(name);
+  return requireValidName(name);
 }
 
 function isAscii(text: ByteString): boolean {

@@ -7,8 +7,8 @@ export interface Node extends HandleContents {
   /** The directory in which it was last seen; undefined for the root. */
   parent: Node | undefined;
   name: ByteString;
-  /** Its last link was removed. */
-  isGone: boolean;
+  /** The last link was removed. */
+  isDeleted: boolean;
   /** The handle as a string: it takes a tenth of the memory of a Buffer, and there is one for each file. */
   handle: ByteString | undefined;
   /** An O_PATH descriptor of the directory. */
@@ -41,10 +41,10 @@ function parentHashesBelow(parent: Node | undefined): Uint8Array {
 
 function withOwnHash({ parentHashes, ino }: Node): Uint8Array {
   if (parentHashes.length >= maxParentHashes) return parentHashes;
-  const made = new Uint8Array(parentHashes.length + 1);
-  made.set(parentHashes);
-  made[parentHashes.length] = parentHash(ino);
-  return made;
+  const hashes = new Uint8Array(parentHashes.length + 1);
+  hashes.set(parentHashes);
+  hashes[parentHashes.length] = parentHash(ino);
+  return hashes;
 }
 
 export function createNode(ino: bigint, birth: bigint, parent: Node | undefined, name: ByteString): Node {
@@ -54,7 +54,7 @@ export function createNode(ino: bigint, birth: bigint, parent: Node | undefined,
     parent,
     name,
     parentHashes: parentHashesBelow(parent),
-    isGone: false,
+    isDeleted: false,
     handle: undefined,
     directory: undefined,
     file: undefined,
@@ -88,7 +88,7 @@ export function createNodes(handles: Handles, limit: number): Nodes {
   }
 
   function handleOf(node: Node): ByteString {
-    node.handle ??= handles.make(node);
+    node.handle ??= handles.create(node);
     return node.handle;
   }
 

@@ -19,7 +19,7 @@ describe.skipIf(needs('mount'))('a directory to export', () => {
     for (const name of ['lower', 'upper', 'seen']) mkdirSync(join(folder, name));
   });
 
-  const overlay = (): void => {
+  const mountOverlay = (): void => {
     for (const name of ['data', 'work']) mkdirSync(join(folder, 'upper', name));
     const layers = `lowerdir=${folder}/lower,upperdir=${folder}/upper/data,workdir=${folder}/upper/work`;
     mount('-t', 'overlay', '-o', layers, 'stowage-test', join(folder, 'seen'));
@@ -27,13 +27,13 @@ describe.skipIf(needs('mount'))('a directory to export', () => {
 
   test('on an overlay of several file systems is refused, and not changed', () => {
     mount('-t', 'tmpfs', '-o', 'size=1m', 'stowage-test', join(folder, 'upper'));
-    overlay();
+    mountOverlay();
     expect(() => requireOneDevice(join(folder, 'seen'))).toThrow('overlay of several file systems');
     expect(readdirSync(join(folder, 'seen'))).toEqual([]);
   });
 
   test('on an overlay of one file system, or on no overlay, is accepted', () => {
-    overlay();
+    mountOverlay();
     requireOneDevice(join(folder, 'seen'));
     requireOneDevice(join(folder, 'lower'));
     expect(readdirSync(join(folder, 'seen'))).toEqual([]);

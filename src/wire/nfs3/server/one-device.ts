@@ -1,7 +1,7 @@
 import { statfsSync, statSync } from 'node:fs';
 import { statNewFile } from './stat-new-file.ts';
 
-/** statfs(2) */
+/** The file system type of overlayfs in statfs(2). */
 const overlayfs = 0x794c7630;
 
 /**

@@ -10,8 +10,8 @@ import { createRpcClient } from '../../rpc/client.ts';
 import { createNfsClient } from '../client.ts';
 import { mnt } from '../mount.ts';
 
-/** The server in a separate process of an ordinary user. */
-async function serving(directory: string, state: string): Promise<number> {
+/** Starts the server in a separate process of an ordinary user, and returns its port. */
+async function startServerAsUser(directory: string, state: string): Promise<number> {
   const program = `
     import { systemClock } from '#base/clock.ts';
     import { createNfsServer } from '#wire/nfs3/server/server.ts';
@@ -39,23 +39,25 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a server that is not root', ()
     const uid = isRoot ? ordinaryUid : (process.getuid?.() ?? 0);
     if (isRoot) for (const path of [folder, directory, join(directory, 'mine')]) fs.chownSync(path, uid, uid);
     fs.chmodSync(join(directory, 'closed'), isRoot ? 0o700 : 0o000);
-    const port = await serving(directory, join(folder, 'state'));
+    const port = await startServerAsUser(directory, join(folder, 'state'));
     const identity = { uid: 0, gid: 0, groups: [], machine: 'test' };
     const rpc = createRpcClient({ clock: systemClock(), addresses: [{ host: '127.0.0.1', port }], identity });
     onTestFinished(() => rpc.close());
     const nfs = createNfsClient(rpc, systemClock());
     const { handle: root } = await rpc.call(mnt, '/export');
-    const { handle: made } = await nfs.mkdir(root, 'd', { mode: 0o750 });
-    await nfs.create(made, 'f', { mode: 'guarded', set: { mode: 0o640 } });
-    await nfs.symlink(made, 'l', 'f', {});
+    const { handle: newFolder } = await nfs.mkdir(root, 'd', { mode: 0o750 });
+    await nfs.create(newFolder, 'f', { mode: 'guarded', set: { mode: 0o640 } });
+    await nfs.symlink(newFolder, 'l', 'f', {});
     for (const name of ['d', 'd/f', 'd/l']) expect(fs.lstatSync(join(directory, name)).uid).toBe(uid);
     expect(fs.statSync(join(directory, 'd')).mode & 0o7777).toBe(0o750);
-    const { handle: mine } = await nfs.lookup(root, 'mine');
-    expect((await nfs.read(mine, 0, Buffer.alloc(4))).count).toBe(1);
-    await expect(nfs.write(mine, 0, Buffer.from('y'), 0)).rejects.toMatchObject({ statusName: 'ACCES' });
-    await expect(nfs.setattr(mine, { uid: uid + 1 })).rejects.toMatchObject({ statusName: 'PERM' });
-    const { handle: closed } = await nfs.lookup(root, 'closed');
-    await expect(nfs.lookup(closed, 'x')).rejects.toMatchObject({ statusName: 'ACCES' });
-    await expect(nfs.create(closed, 'x', { mode: 'guarded', set: {} })).rejects.toMatchObject({ statusName: 'ACCES' });
+    const { handle: ownFile } = await nfs.lookup(root, 'mine');
+    expect((await nfs.read(ownFile, 0, Buffer.alloc(4))).count).toBe(1);
+    await expect(nfs.write(ownFile, 0, Buffer.from('y'), 0)).rejects.toMatchObject({ statusName: 'ACCES' });
+    await expect(nfs.setattr(ownFile, { uid: uid + 1 })).rejects.toMatchObject({ statusName: 'PERM' });
+    const { handle: closedFolder } = await nfs.lookup(root, 'closed');
+    await expect(nfs.lookup(closedFolder, 'x')).rejects.toMatchObject({ statusName: 'ACCES' });
+    await expect(nfs.create(closedFolder, 'x', { mode: 'guarded', set: {} })).rejects.toMatchObject({
+      statusName: 'ACCES',
+    });
   });
 });

@@ -1,8 +1,8 @@
-import { portmapProgram, tcp } from '../../rpc/portmap.ts';
+import { portmapProgram, tcpProtocol } from '../../rpc/portmap.ts';
 import type { Reply, ServedProcedure, ServedProgram } from '../../rpc/server.ts';
 import type { XdrReader } from '../../xdr/reader.ts';
 
-const maxText = 256;
+const maxNetworkNameBytes = 256;
 
 /** A registered program and its port. */
 export interface RegisteredProgram {
@@ -11,7 +11,7 @@ export interface RegisteredProgram {
   readonly port: number;
 }
 
-const nothing: Reply = () => undefined;
+const emptyReply: Reply = () => undefined;
 
 /**
  * A portmapper (RFC 1833): version 2, and the parts of versions 3 and 4 that clients use. Its list is fixed: no client can
@@ -26,27 +26,27 @@ export function createPortmapPrograms(registered: () => readonly RegisteredProgr
   const getPort = (reader: XdrReader): Reply => {
     const [program, version, protocol] = [reader.u32(), reader.u32(), reader.u32()];
     reader.u32();
-    const port = protocol === tcp ? portOf(program, version) : 0;
+    const port = protocol === tcpProtocol ? portOf(program, version) : 0;
     return (writer) => void writer.u32(port) as undefined;
   };
 
   const dump = (): Reply => (writer) => {
     for (const { program, version, port } of registered())
-      writer.bool(true).u32(program).u32(version).u32(tcp).u32(port);
+      writer.bool(true).u32(program).u32(version).u32(tcpProtocol).u32(port);
     writer.bool(false);
     return undefined;
   };
 
   /** A universal address. Clients take only the port from it, and keep the host that they asked. */
-  const universal = (network: string, port: number): string => {
+  const universalAddress = (network: string, port: number): string => {
     const any = network === 'tcp' ? '0.0.0.0' : network === 'tcp6' ? '::' : undefined;
     return any === undefined || port === 0 ? '' : `${any}.${port >> 8}.${port & 0xff}`;
   };
 
   const getAddress = (reader: XdrReader): Reply => {
     const [program, version] = [reader.u32(), reader.u32()];
-    const network = reader.string(maxText);
-    const address = universal(network, portOf(program, version));
+    const network = reader.string(maxNetworkNameBytes);
+    const address = universalAddress(network, portOf(program, version));
     return (writer) => void writer.string(address) as undefined;
   };
 
@@ -58,7 +58,7 @@ export function createPortmapPrograms(registered: () => readonly RegisteredProgr
           .u32(program)
           .u32(version)
           .string(network)
-          .string(universal(network, port))
+          .string(universalAddress(network, port))
           .string('superuser');
     writer.bool(false);
     return undefined;
@@ -68,7 +68,7 @@ export function createPortmapPrograms(registered: () => readonly RegisteredProgr
     number: portmapProgram,
     version,
     procedures: new Map<number, ServedProcedure>([
-      [0, { name: 'PMAP NULL', handle: () => nothing }],
+      [0, { name: 'PMAP NULL', handle: () => emptyReply }],
       [3, { name: 'PMAP GET', handle: get }],
       [4, { name: 'PMAP DUMP', handle: list }],
     ]),

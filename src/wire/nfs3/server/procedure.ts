@@ -20,7 +20,7 @@ export interface ProcedureDefinition {
   readonly handle: ProcedureHandler;
 }
 
-export const ok =
+export const successReply =
   (write: (writer: XdrWriter) => void): Reply =>
   (writer) => {
     writer.u32(0);
@@ -31,7 +31,7 @@ export const ok =
 /** Returns the reply once the changes of these nodes are on the disk. */
 export function replyWhenDurable(exported: Export, reply: Reply, ...nodes: readonly Node[]): Reply | Promise<Reply> {
   if (!exported.isDurable) return reply;
-  return exported.durability.changes(nodes).then(() => reply);
+  return exported.durability.syncChanges(nodes).then(() => reply);
 }
 
 /** How often one call searches for a file that has a valid handle and is not at its known path. */
@@ -43,8 +43,8 @@ export function servedProcedure(
 ): ServedProcedure {
   const failureReply = createFailureReply(failureWords);
 
-  function failed(cause: unknown): Reply {
-    // The client asks again, and that call then waits for the search.
+  function failureReplyTo(cause: unknown): Reply {
+    // The client retries, and that call then waits for the search.
     if (cause instanceof FileMoved) return failureReply(nfsStatus.JUKEBOX);
     if (cause instanceof XdrError) throw cause;
     const status = statusOf(cause);
@@ -52,17 +52,17 @@ export function servedProcedure(
     return failureReply(status ?? nfsStatus.SERVERFAULT);
   }
 
-  async function afterSearch(first: FileMoved, args: Buffer, who: Credentials): Promise<Reply> {
-    let lost = first;
+  async function handleAfterSearch(first: FileMoved, args: Buffer, who: Credentials): Promise<Reply> {
+    let moved = first;
     for (let search = 0; search < maxSearches; search++) {
-      const found = await exported.search.find(lost.node);
-      if (found === undefined) lost.node.isGone = true;
+      const found = await exported.search.find(moved.node);
+      if (found === undefined) moved.node.isDeleted = true;
       exported.tree.descriptors.startTurn();
       try {
         return await handle(exported, readerOf(args), who);
       } catch (cause) {
         if (!(cause instanceof FileMoved)) throw cause;
-        lost = cause;
+        moved = cause;
       }
     }
     return refuse('JUKEBOX');
@@ -73,30 +73,30 @@ export function servedProcedure(
     ...(nonIdempotent === undefined ? {} : { nonIdempotent }),
     handle: (reader, caller) => {
       const who = exported.identities.credentialsOf(caller);
-      const { at } = reader;
+      const { offset: at } = reader;
       exported.tree.descriptors.startTurn();
       try {
         const reply = handle(exported, reader, who);
-        return reply instanceof Promise ? reply.catch(failed) : reply;
+        return reply instanceof Promise ? reply.catch(failureReplyTo) : reply;
       } catch (cause) {
-        if (!(cause instanceof FileMoved)) return failed(cause);
-        return afterSearch(cause, Buffer.from(reader.buffer.subarray(at, reader.end)), who).catch(failed);
+        if (!(cause instanceof FileMoved)) return failureReplyTo(cause);
+        return handleAfterSearch(cause, Buffer.from(reader.buffer.subarray(at, reader.end)), who).catch(failureReplyTo);
       }
     },
   };
 }
 
 function createFailureReply(failureWords: number): (status: number) => Reply {
-  const made = new Map<number, Reply>();
+  const replies = new Map<number, Reply>();
   return (status) => {
-    const known = made.get(status);
+    const known = replies.get(status);
     if (known !== undefined) return known;
     const reply: Reply = (writer) => {
       writer.u32(status);
       for (let i = 0; i < failureWords; i++) writer.u32(0);
       return undefined;
     };
-    made.set(status, reply);
+    replies.set(status, reply);
     return reply;
   };
 }

@@ -6,22 +6,22 @@ const mib = 1024 * 1024;
 test('reuses memory, and frees it when no read has needed it for a while', () => {
   const memory = createReadMemory();
   const [one, two] = [memory.take(mib), memory.take(mib)];
-  memory.giveBack(one);
-  memory.giveBack(two);
+  memory.release(one);
+  memory.release(two);
   memory.freeUnused();
-  const again = memory.take(mib);
-  expect(again.buffer).toBe(two.buffer);
-  memory.giveBack(again);
-  // One of the two was never taken since.
+  const reused = memory.take(mib);
+  expect(reused.buffer).toBe(two.buffer);
+  memory.release(reused);
+  // One of the two buffers was not used since the last call.
   memory.freeUnused();
   const [third, fourth] = [memory.take(mib), memory.take(mib)];
   expect(third.buffer).toBe(two.buffer);
   expect(fourth.buffer).not.toBe(one.buffer);
 });
 
-test('does not take back memory that it did not lend', () => {
+test('ignores released memory that it did not hand out', () => {
   const memory = createReadMemory();
-  const foreign = Buffer.alloc(mib);
-  memory.giveBack(foreign);
-  expect(memory.take(mib).buffer).not.toBe(foreign.buffer);
+  const otherBuffer = Buffer.alloc(mib);
+  memory.release(otherBuffer);
+  expect(memory.take(mib).buffer).not.toBe(otherBuffer.buffer);
 });

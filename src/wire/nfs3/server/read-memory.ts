@@ -1,34 +1,34 @@
-import { maxTransfer } from '../structures.ts';
+import { maxTransferBytes } from '../structures.ts';
 
-/** The number of free buffers to keep; more at the same time are rare. */
-const kept = 32;
-/** Smaller buffers come from the process's heap. */
-const large = 64 * 1024;
+/** The number of free buffers to keep; more concurrent reads are rare. */
+const maxFreeBuffers = 32;
+/** Smaller buffers are not reused. */
+const minPooledBytes = 64 * 1024;
 
 /** Reuses the buffers of large reads: fresh memory costs as much as the read, since the kernel zeroes each page of it. */
 export interface ReadMemory {
   take(length: number): Buffer;
-  /** Takes back a buffer from `take`, or a part of one; ignores anything else. */
-  giveBack(data: Uint8Array): void;
+  /** Takes back a buffer from `take`, or a part of such a buffer; ignores all others. */
+  release(data: Uint8Array): void;
   /** Frees the buffers that were not needed since the last call. */
   freeUnused(): void;
 }
 
 export function createReadMemory(): ReadMemory {
   const free: Buffer[] = [];
-  const ours = new WeakSet<ArrayBufferLike>();
+  const lentBuffers = new WeakSet<ArrayBufferLike>();
   /** The number of buffers that stayed free since the last `freeUnused`. */
   let unused = 0;
   return {
     take: (length) => {
-      if (length < large || length > maxTransfer) return Buffer.allocUnsafeSlow(length);
-      const whole = free.pop() ?? Buffer.allocUnsafeSlow(maxTransfer);
+      if (length < minPooledBytes || length > maxTransferBytes) return Buffer.allocUnsafeSlow(length);
+      const whole = free.pop() ?? Buffer.allocUnsafeSlow(maxTransferBytes);
       unused = Math.min(unused, free.length);
-      ours.add(whole.buffer);
+      lentBuffers.add(whole.buffer);
       return whole.subarray(0, length);
     },
-    giveBack: ({ buffer }) => {
-      if (free.length < kept && ours.delete(buffer)) free.push(Buffer.from(buffer));
+    release: ({ buffer }) => {
+      if (free.length < maxFreeBuffers && lentBuffers.delete(buffer)) free.push(Buffer.from(buffer));
     },
     freeUnused: () => {
       free.splice(0, unused);

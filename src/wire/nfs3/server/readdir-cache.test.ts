@@ -8,30 +8,30 @@ import type { EntryPlus, FileHandle } from '../structures.ts';
 import { createNode, type Node } from './nodes.ts';
 import { createReaddirCache, type Page } from './readdir-cache.ts';
 
-/** Its time goes on when told to; the wall clock is a second ahead, so that no directory looks as if it just changed. */
-function steppedClock() {
-  let ahead = 0;
+/** A clock that advances by `advance`. Its wall clock is a second ahead, so that no directory seems to have just changed. */
+function createSteppedClock() {
+  let elapsedMs = 0;
   const clock = systemClock();
   return {
-    pass: (ms: number) => {
-      ahead += ms;
+    advance: (ms: number) => {
+      elapsedMs += ms;
     },
-    clock: { ...clock, now: () => clock.now() + 1000, elapsed: () => ahead },
+    clock: { ...clock, now: () => clock.now() + 1000, elapsed: () => elapsedMs },
   };
 }
 
 async function serve() {
-  const { clock, pass } = steppedClock();
+  const { clock, advance } = createSteppedClock();
   const own = await startOwnServer({ clock });
   fs.writeFileSync(join(own.directory, 'f'), '');
   fs.linkSync(join(own.directory, 'f'), join(own.directory, 'other name'));
   fs.mkdirSync(join(own.directory, 'd'));
-  return { own, pass, mounted: await own.mount() };
+  return { own, advance, mounted: await own.mount() };
 }
 
 async function list({ nfs, root }: Mounted, directory = root): Promise<ReadonlyMap<string, EntryPlus>> {
   const { entries } = await nfs.readdirplus({ directory, cookie: 0n, verifier: 0n, bytes: 8192 });
-  // Taken out, so that they can be compared.
+  // Copies the getters' values, so that entries can be compared.
   return new Map(
     entries.map(({ fileId, name, bytes, cookie, attributes, handle }) => [
       name,
@@ -47,7 +47,7 @@ describe.skipIf(needs('linux'))('a cached listing', () => {
   test.each<[string, (mounted: Mounted, f: FileHandle, d: FileHandle) => Promise<unknown>]>([
     ['WRITE', ({ nfs }, f) => nfs.write(f, 0, Buffer.from('text'), 0)],
     [
-      'WRITE to what is open',
+      'WRITE to an open file',
       async (mounted, f) => {
         await mounted.nfs.write(f, 0, Buffer.from('text'), 0);
         await list(mounted);
@@ -56,8 +56,8 @@ describe.skipIf(needs('linux'))('a cached listing', () => {
     ],
     ['SETATTR', ({ nfs }, f) => nfs.setattr(f, { mode: 0o600 })],
     ['MKDIR below', ({ nfs }, _f, d) => nfs.mkdir(d, 'below', {})],
-    ['CREATE that cuts', ({ nfs, root }) => nfs.create(root, 'f', { mode: 'unchecked', set: { size: 0 } })],
-  ])('shows at once what a client changed by %s', async (_name, change) => {
+    ['CREATE that truncates', ({ nfs, root }) => nfs.create(root, 'f', { mode: 'unchecked', set: { size: 0 } })],
+  ])('shows changes of a client by %s at once', async (_name, change) => {
     const { mounted, own } = await serve();
     fs.writeFileSync(join(own.directory, 'f'), 'some text');
     const before = await list(mounted);
@@ -69,32 +69,32 @@ describe.skipIf(needs('linux'))('a cached listing', () => {
       expect(attributes).toEqual(await mounted.nfs.getattr(handle ?? Buffer.alloc(0)));
   });
 
-  test.each<[string, (mounted: Mounted, elsewhere: FileHandle) => Promise<unknown>]>([
+  test.each<[string, (mounted: Mounted, otherDirectory: FileHandle) => Promise<unknown>]>([
     ['REMOVE', ({ nfs }, e) => nfs.remove(e, 'third')],
     ['RENAME', ({ nfs }, e) => nfs.rename({ directory: e, name: 'third' }, { directory: e, name: 'fourth' })],
     ['LINK', ({ nfs }, e) => nfs.lookup(e, 'third').then((f) => nfs.link(f.handle, { directory: e, name: 'fourth' }))],
-  ])('shows at once what a client changed by %s of another name elsewhere', async (_name, change) => {
+  ])('shows changes of a client by %s of another name in another directory at once', async (_name, change) => {
     const { mounted, own } = await serve();
     fs.mkdirSync(join(own.directory, 'e'));
-    for (const place of ['d/f', 'e/third']) fs.linkSync(join(own.directory, 'f'), join(own.directory, place));
-    const [here, elsewhere] = [
+    for (const path of ['d/f', 'e/third']) fs.linkSync(join(own.directory, 'f'), join(own.directory, path));
+    const [here, otherDirectory] = [
       await mounted.nfs.lookup(mounted.root, 'd'),
       await mounted.nfs.lookup(mounted.root, 'e'),
     ];
     const before = await list(mounted, here.handle);
-    await change(mounted, elsewhere.handle);
+    await change(mounted, otherDirectory.handle);
     const after = await list(mounted, here.handle);
     expect(after.get('f')?.attributes).not.toEqual(before.get('f')?.attributes);
     expect(after.get('f')?.attributes).toEqual(await mounted.nfs.getattr(handleOf(after, 'f')));
   });
 
   test('shows attributes that other programs changed after a second, and changed names immediately', async () => {
-    const { mounted, own, pass } = await serve();
+    const { mounted, own, advance } = await serve();
     const before = await list(mounted);
     fs.chmodSync(join(own.directory, 'f'), 0o611);
-    pass(999);
+    advance(999);
     expect(await list(mounted)).toEqual(before);
-    pass(1);
+    advance(1);
     expect((await list(mounted)).get('f')?.attributes?.mode).toBe(0o611);
     fs.renameSync(join(own.directory, 'f'), join(own.directory, 'g'));
     expect([...(await list(mounted)).keys()].sort()).toEqual(['.', '..', 'd', 'g', 'other name']);

@@ -15,7 +15,7 @@ export interface Page {
  * file may show a second later, as long as its name stays. (Clients cache attributes for longer.)
  */
 export interface ReaddirCache {
-  find(directory: Node, question: string, stats: BigIntStats): Page | undefined;
+  find(directory: Node, callKey: string, stats: BigIntStats): Page | undefined;
   /** `stats`: the directory's, from before the page was built. */
   keep(directory: Node, question: string, stats: BigIntStats, page: Page): void;
   /** Evicts expired pages. */
@@ -32,30 +32,30 @@ interface CachedPage {
   readonly changeCount: number;
 }
 
-const keptMs = 1000;
-const maxBytes = 8 * 1024 * 1024;
+const pageLifetimeMs = 1000;
+const maxCachedBytes = 8 * 1024 * 1024;
 
 export function createReaddirCache(tree: Pick<ExportedTree, 'changeCount'>, elapsed: () => number): ReaddirCache {
-  const kept = new Map<string, CachedPage>();
+  const cachedPages = new Map<string, CachedPage>();
   let bytes = 0;
 
   function forget(key: string): void {
-    bytes -= kept.get(key)?.page.bytes.length ?? 0;
-    kept.delete(key);
+    bytes -= cachedPages.get(key)?.page.bytes.length ?? 0;
+    cachedPages.delete(key);
   }
 
   /** All pages have the same lifetime, so the first ones are the oldest. */
   function makeRoom(): void {
     const now = elapsed();
-    for (const [key, { expiresAt }] of kept) {
-      if (expiresAt > now && bytes <= maxBytes) return;
+    for (const [key, { expiresAt }] of cachedPages) {
+      if (expiresAt > now && bytes <= maxCachedBytes) return;
       forget(key);
     }
   }
 
   return {
     find: (directory, question, stats) => {
-      const found = kept.get(keyOf(directory, question));
+      const found = cachedPages.get(keyOf(directory, question));
       if (found === undefined || found.expiresAt <= elapsed()) return undefined;
       if (found.mtime !== stats.mtimeNs || found.ctime !== stats.ctimeNs) return undefined;
       for (const node of found.page.nodes) if (node.lastChange > found.changeCount) return undefined;
@@ -65,7 +65,13 @@ export function createReaddirCache(tree: Pick<ExportedTree, 'changeCount'>, elap
       const key = keyOf(directory, question);
       forget(key);
       const { mtimeNs: mtime, ctimeNs: ctime } = stats;
-      kept.set(key, { page, mtime, ctime, expiresAt: elapsed() + keptMs, changeCount: tree.changeCount });
+      cachedPages.set(key, {
+        page,
+        mtime,
+        ctime,
+        expiresAt: elapsed() + pageLifetimeMs,
+        changeCount: tree.changeCount,
+      });
       bytes += page.bytes.length;
       makeRoom();
     },

@@ -11,10 +11,10 @@ export class Refusal extends Error {
   }
 }
 
-const known = new Map<number, Refusal>(Object.values(nfsStatus).map((status) => [status, new Refusal(status)]));
+const refusals = new Map<number, Refusal>(Object.values(nfsStatus).map((status) => [status, new Refusal(status)]));
 
 export function refuse(status: NfsStatusName): never {
-  throw known.get(nfsStatus[status]) as Refusal;
+  throw refusals.get(nfsStatus[status]) as Refusal;
 }
 
 /** Maps system errors to the statuses of RFC 1813, section 2.6. */

@@ -20,14 +20,15 @@ describe.skipIf(needs('linux'))('after a restart', () => {
     const { handle: renamed } = await nfs.create(handles[3] ?? root, 'r', { mode: 'guarded', set: {} });
     const before = await Promise.all([...handles, deep, moved, renamed].map((handle) => nfs.getattr(handle)));
     await own.restart();
-    const inside = (depth: number): string => join(own.directory, ...Array.from({ length: depth }, (_, i) => `d${i}`));
-    fs.renameSync(join(inside(3), 'm'), join(own.directory, 'm'));
-    fs.renameSync(join(inside(3), 'r'), join(inside(3), 'other name'));
-    fs.renameSync(inside(2), join(inside(1), 'other name'));
+    const pathAtDepth = (depth: number): string =>
+      join(own.directory, ...Array.from({ length: depth }, (_, i) => `d${i}`));
+    fs.renameSync(join(pathAtDepth(3), 'm'), join(own.directory, 'm'));
+    fs.renameSync(join(pathAtDepth(3), 'r'), join(pathAtDepth(3), 'other name'));
+    fs.renameSync(pathAtDepth(2), join(pathAtDepth(1), 'other name'));
     const after = await Promise.all([...handles, deep, moved, renamed].map((handle) => nfs.getattr(handle)));
     const ids = (all: typeof after) => all.map(({ fileId, fsid }) => [fileId, fsid]);
     expect(ids(after)).toEqual(ids(before));
-    // And something can be done with them.
+    // The handles can be used for changes, too.
     await nfs.mkdir(handles[20] ?? root, 'new', {});
     expect(fs.existsSync(join(own.directory, 'd0', 'other name'))).toBe(true);
     expect(own.errors).toEqual([]);
@@ -50,7 +51,7 @@ describe.skipIf(needs('linux'))('after a restart', () => {
     await expect(nfs.getattr(handle)).rejects.toMatchObject({ statusName: 'STALE' });
   });
 
-  test('the write verifier is another one, and clients see the change', async () => {
+  test('the server returns another write verifier', async () => {
     const own = await startOwnServer();
     const { nfs, root } = await own.mount();
     const { handle } = await nfs.create(root, 'f', { mode: 'guarded', set: {} });
@@ -127,37 +128,37 @@ describe.skipIf(needs('linux'))('objects that another program plants or swaps', 
   test('links and directories that are swapped all the time never expose or change anything outside the export', async () => {
     const own = await startOwnServer();
     const { nfs, root } = await own.mount();
-    const at = (name: string): string => join(own.directory, name);
-    fs.mkdirSync(at('d'));
-    fs.writeFileSync(join(at('d'), 'f'), 'inside');
+    const pathOf = (name: string): string => join(own.directory, name);
+    fs.mkdirSync(pathOf('d'));
+    fs.writeFileSync(join(pathOf('d'), 'f'), 'inside');
     fs.writeFileSync(join(own.outside, 'f'), 'outside');
-    fs.symlinkSync(own.outside, at('link'));
+    fs.symlinkSync(own.outside, pathOf('link'));
     const swap = (): void => {
-      fs.renameSync(at('d'), at('x'));
-      fs.renameSync(at('link'), at('d'));
-      fs.renameSync(at('d'), at('link'));
-      fs.renameSync(at('x'), at('d'));
+      fs.renameSync(pathOf('d'), pathOf('x'));
+      fs.renameSync(pathOf('link'), pathOf('d'));
+      fs.renameSync(pathOf('d'), pathOf('link'));
+      fs.renameSync(pathOf('x'), pathOf('d'));
     };
-    const seen = new Set<string>();
-    const once = async (i: number): Promise<void> => {
+    const contents = new Set<string>();
+    const useDirectory = async (i: number): Promise<void> => {
       const { handle: d } = await nfs.lookup(root, 'd');
       const { handle: f } = await nfs.lookup(d, 'f');
       const into = Buffer.alloc(16);
       const { count } = await nfs.read(f, 0, into);
-      seen.add(into.toString('latin1', 0, count));
+      contents.add(into.toString('latin1', 0, count));
       await nfs.mkdir(d, `m${i}`, {});
       await nfs.setattr(f, { mode: 0o600 });
     };
     for (let i = 0; i < 200; i++) {
-      const work = once(i).catch((cause: { statusName?: string }) => expect(cause.statusName).toBeDefined());
-      if (i % 3 === 0) fs.renameSync(at('d'), at('x'));
-      if (i % 3 === 0) fs.renameSync(at('link'), at('d'));
+      const work = useDirectory(i).catch((cause: { statusName?: string }) => expect(cause.statusName).toBeDefined());
+      if (i % 3 === 0) fs.renameSync(pathOf('d'), pathOf('x'));
+      if (i % 3 === 0) fs.renameSync(pathOf('link'), pathOf('d'));
       await work;
-      if (i % 3 === 0) fs.renameSync(at('d'), at('link'));
-      if (i % 3 === 0) fs.renameSync(at('x'), at('d'));
+      if (i % 3 === 0) fs.renameSync(pathOf('d'), pathOf('link'));
+      if (i % 3 === 0) fs.renameSync(pathOf('x'), pathOf('d'));
       swap();
     }
-    expect([...seen]).toEqual(['inside']);
+    expect([...contents]).toEqual(['inside']);
     expect(fs.readdirSync(own.outside)).toEqual(['f']);
     expect(fs.statSync(join(own.outside, 'f')).mode & 0o777).not.toBe(0o600);
   });
@@ -182,16 +183,16 @@ describe.skipIf(needs('mount'))('other file systems below the export', () => {
     const { execFileSync } = await import('node:child_process');
     const own = await startOwnServer();
     const { nfs, root } = await own.mount();
-    const place = join(own.directory, 'mounted');
-    fs.mkdirSync(place);
-    execFileSync('mount', ['-t', 'tmpfs', 'stowage-nfs-server', place]);
+    const mountPoint = join(own.directory, 'mounted');
+    fs.mkdirSync(mountPoint);
+    execFileSync('mount', ['-t', 'tmpfs', 'stowage-nfs-server', mountPoint]);
     try {
-      fs.writeFileSync(join(place, 'f'), '');
+      fs.writeFileSync(join(mountPoint, 'f'), '');
       await expect(nfs.lookup(root, 'mounted')).rejects.toMatchObject({ statusName: 'NOENT' });
       const { entries } = await nfs.readdir({ directory: root, cookie: 0n, verifier: 0n, bytes: 4096 });
       expect(entries.map(({ name }) => name)).toEqual(['.', '..']);
     } finally {
-      execFileSync('umount', [place]);
+      execFileSync('umount', [mountPoint]);
     }
     expect((await nfs.lookup(root, 'mounted')).attributes?.type).toBe(2);
   });

@@ -12,25 +12,25 @@ import { accessRight, create, getattr, lookup, mkdir, remove, rename } from '../
 import { type FileHandle, fileType, nameOf, stability } from '../structures.ts';
 import { createNfsServer } from './server.ts';
 
-interface Place extends Mounted {
+interface MountedServer extends Mounted {
   readonly own: OwnServer;
-  readonly on: (name: string) => string;
+  readonly pathOf: (name: string) => string;
 }
 
-async function mounted(...options: Parameters<typeof startOwnServer>): Promise<Place> {
+async function startMounted(...options: Parameters<typeof startOwnServer>): Promise<MountedServer> {
   const own = await startOwnServer(...options);
-  return { ...(await own.mount()), own, on: (name) => join(own.directory, name) };
+  return { ...(await own.mount()), own, pathOf: (name) => join(own.directory, name) };
 }
 
 const file = { mode: 'guarded', set: { mode: 0o644 } } as const;
 
-async function content(nfs: NfsClient, handle: FileHandle, offset = 0, length = 1024 * 1024): Promise<Buffer> {
+async function readContent(nfs: NfsClient, handle: FileHandle, offset = 0, length = 1024 * 1024): Promise<Buffer> {
   const into = Buffer.alloc(length);
   const { count } = await nfs.read(handle, offset, into);
   return into.subarray(0, count);
 }
 
-async function names(nfs: NfsClient, directory: FileHandle, bytes?: number): Promise<string[]> {
+async function listNames(nfs: NfsClient, directory: FileHandle, bytes?: number): Promise<string[]> {
   const all: string[] = [];
   for await (const page of listDirectory(nfs, directory, bytes === undefined ? {} : { bytes }))
     all.push(...page.map((entry) => Buffer.from(nameOf(entry) as string).toString('latin1')));
@@ -39,7 +39,7 @@ async function names(nfs: NfsClient, directory: FileHandle, bytes?: number): Pro
 
 describe.skipIf(needs('linux'))('files', () => {
   test('are created, written, read and removed on the disk', async () => {
-    const { nfs, root, on, own } = await mounted();
+    const { nfs, root, pathOf, own } = await startMounted();
     const { handle, attributes } = await nfs.create(root, 'a', file);
     expect(attributes).toMatchObject({ type: fileType.regular, mode: 0o644, size: 0 });
     expect(await nfs.write(handle, 3, Buffer.from('hello'), stability.fileSync)).toMatchObject({
@@ -47,8 +47,8 @@ describe.skipIf(needs('linux'))('files', () => {
       committed: stability.fileSync,
       change: { after: { size: 8 } },
     });
-    expect(readFileSync(on('a'), 'latin1')).toBe('\0\0\0hello');
-    expect(await content(nfs, handle)).toEqual(Buffer.from('\0\0\0hello'));
+    expect(readFileSync(pathOf('a'), 'latin1')).toBe('\0\0\0hello');
+    expect(await readContent(nfs, handle)).toEqual(Buffer.from('\0\0\0hello'));
     expect(await nfs.read(handle, 5, Buffer.alloc(2))).toMatchObject({ count: 2, isEnd: false });
     expect(await nfs.read(handle, 6, Buffer.alloc(2))).toMatchObject({ count: 2, isEnd: true });
     expect(await nfs.read(handle, 600, Buffer.alloc(2))).toMatchObject({ count: 0, isEnd: true });
@@ -60,24 +60,24 @@ describe.skipIf(needs('linux'))('files', () => {
   });
 
   test('large ones are written and read completely, in chunks of any size', async () => {
-    const { nfs, root, on } = await mounted();
+    const { nfs, root, pathOf } = await startMounted();
     const { handle } = await nfs.create(root, 'large', file);
     const data = Buffer.alloc(5 * 1024 * 1024 + 77, 'abcdefghijklm');
     const writer = createFileWriter(nfs, handle);
     await writer.write(0, data);
     await writer.flush();
-    expect(readFileSync(on('large')).equals(data)).toBe(true);
+    expect(readFileSync(pathOf('large')).equals(data)).toBe(true);
     const offsets = Array.from({ length: 6 }, (_, i) => i * 1024 * 1024);
-    const pieces = await Promise.all(offsets.map((offset) => content(nfs, handle, offset)));
+    const pieces = await Promise.all(offsets.map((offset) => readContent(nfs, handle, offset)));
     expect(Buffer.concat(pieces).equals(data)).toBe(true);
   });
 
   test('are read in another thread if the disk is slow, and closed only after that', async () => {
-    const { nfs, root, own, on } = await mounted({ limits: { slowReadMs: -1e9, descriptors: 1 } });
+    const { nfs, root, own, pathOf } = await startMounted({ limits: { slowReadMs: -1e9, descriptors: 1 } });
     const size = 100_000;
-    for (let i = 0; i < 40; i++) writeFileSync(on(`f${i}`), Buffer.alloc(size, i));
+    for (let i = 0; i < 40; i++) writeFileSync(pathOf(`f${i}`), Buffer.alloc(size, i));
     const handles = await Promise.all(Array.from({ length: 40 }, (_, i) => nfs.lookup(root, `f${i}`)));
-    const read = handles.map(async ({ handle }, i) => (await content(nfs, handle)).equals(Buffer.alloc(size, i)));
+    const read = handles.map(async ({ handle }, i) => (await readContent(nfs, handle)).equals(Buffer.alloc(size, i)));
     // Reads that began before these removals still return the files' contents.
     for (let i = 0; i < 40; i += 2) await nfs.remove(root, `f${i}`);
     expect(await Promise.all(read)).toEqual(handles.map(() => true));
@@ -85,80 +85,80 @@ describe.skipIf(needs('linux'))('files', () => {
   });
 
   test('show changes by other programs immediately', async () => {
-    const { nfs, root, on } = await mounted();
-    writeFileSync(on('b'), 'one');
+    const { nfs, root, pathOf } = await startMounted();
+    writeFileSync(pathOf('b'), 'one');
     const { handle } = await nfs.lookup(root, 'b');
-    expect((await content(nfs, handle)).toString()).toBe('one');
-    fs.appendFileSync(on('b'), ' two');
-    expect((await content(nfs, handle)).toString()).toBe('one two');
-    fs.renameSync(on('b'), on('c'));
+    expect((await readContent(nfs, handle)).toString()).toBe('one');
+    fs.appendFileSync(pathOf('b'), ' two');
+    expect((await readContent(nfs, handle)).toString()).toBe('one two');
+    fs.renameSync(pathOf('b'), pathOf('c'));
     expect((await nfs.getattr(handle)).size).toBe(7);
-    fs.unlinkSync(on('c'));
+    fs.unlinkSync(pathOf('c'));
     await expect(nfs.getattr(handle)).rejects.toMatchObject({ statusName: 'STALE' });
     await expect(nfs.read(handle, 0, Buffer.alloc(1))).rejects.toMatchObject({ statusName: 'STALE' });
   });
 
   test('a handle refers to its file, also when another file has its name', async () => {
-    const { nfs, root, on } = await mounted();
-    writeFileSync(on('a'), 'first');
+    const { nfs, root, pathOf } = await startMounted();
+    writeFileSync(pathOf('a'), 'first');
     const { handle } = await nfs.lookup(root, 'a');
-    fs.renameSync(on('a'), on('b'));
-    writeFileSync(on('a'), 'the second');
+    fs.renameSync(pathOf('a'), pathOf('b'));
+    writeFileSync(pathOf('a'), 'the second');
     expect((await nfs.getattr(handle)).size).toBe(5);
-    fs.renameSync(on('a'), on('c'));
-    fs.renameSync(on('b'), on('a'));
-    fs.renameSync(on('c'), on('b'));
+    fs.renameSync(pathOf('a'), pathOf('c'));
+    fs.renameSync(pathOf('b'), pathOf('a'));
+    fs.renameSync(pathOf('c'), pathOf('b'));
     await nfs.setattr(handle, { size: 1 });
-    expect([readFileSync(on('a'), 'latin1'), readFileSync(on('b'), 'latin1')]).toEqual(['f', 'the second']);
+    expect([readFileSync(pathOf('a'), 'latin1'), readFileSync(pathOf('b'), 'latin1')]).toEqual(['f', 'the second']);
   });
 
   test('SETATTR sets attributes, with times exact to a microsecond, and respects the guard', async () => {
-    const { nfs, root, on } = await mounted();
+    const { nfs, root, pathOf } = await startMounted();
     const { handle } = await nfs.create(root, 'f', file);
     await nfs.write(handle, 0, Buffer.from('0123456789'), stability.unstable);
     await nfs.setattr(handle, { size: 4, mode: 0o640, mtime: { seconds: 1_700_000_000, nanoseconds: 123_456_789 } });
-    const stats = statSync(on('f'), { bigint: true });
+    const stats = statSync(pathOf('f'), { bigint: true });
     expect(stats.size).toBe(4n);
     expect(Number(stats.mode) & 0o7777).toBe(0o640);
     expect(stats.mtimeNs / 1000n).toBe(1_700_000_000_123_456n);
     await nfs.setattr(handle, { atime: { seconds: 77, nanoseconds: 0 } });
-    expect(statSync(on('f'), { bigint: true })).toMatchObject({ atimeNs: 77_000_000_000n, mtimeNs: stats.mtimeNs });
+    expect(statSync(pathOf('f'), { bigint: true })).toMatchObject({ atimeNs: 77_000_000_000n, mtimeNs: stats.mtimeNs });
     await nfs.setattr(handle, { mtime: 'now' });
-    expect(Math.abs(statSync(on('f')).mtimeMs - Date.now())).toBeLessThan(60_000);
+    expect(Math.abs(statSync(pathOf('f')).mtimeMs - Date.now())).toBeLessThan(60_000);
     const { ctime, ctimeNs } = await nfs.getattr(handle);
     const wrong = { ifChangedAt: { seconds: ctime - 1, nanoseconds: ctimeNs } };
     await expect(nfs.setattr(handle, { mode: 0o600 }, wrong)).rejects.toMatchObject({ statusName: 'NOT_SYNC' });
     await nfs.setattr(handle, { mode: 0o600 }, { ifChangedAt: { seconds: ctime, nanoseconds: ctimeNs } });
-    expect(statSync(on('f')).mode & 0o777).toBe(0o600);
+    expect(statSync(pathOf('f')).mode & 0o777).toBe(0o600);
     await expect(nfs.setattr(root, { size: 0 })).rejects.toMatchObject({ statusName: 'ISDIR' });
   });
 
   test('CREATE supports the modes guarded, unchecked and exclusive', async () => {
-    const { nfs, root, on } = await mounted();
-    writeFileSync(on('there'), 'content');
+    const { nfs, root, pathOf } = await startMounted();
+    writeFileSync(pathOf('there'), 'content');
     await expect(nfs.create(root, 'there', file)).rejects.toMatchObject({ statusName: 'EXIST' });
     await nfs.create(root, 'there', { mode: 'unchecked', set: { mode: 0o600 } });
-    expect(readFileSync(on('there'), 'latin1')).toBe('content');
+    expect(readFileSync(pathOf('there'), 'latin1')).toBe('content');
     await nfs.create(root, 'there', { mode: 'unchecked', set: { size: 0 } });
-    expect(readFileSync(on('there'), 'latin1')).toBe('');
+    expect(readFileSync(pathOf('there'), 'latin1')).toBe('');
     const first = await nfs.create(root, 'mine', { mode: 'exclusive', verifier: 0xdead_beef_cafe_f00dn });
-    const again = await nfs.create(root, 'mine', { mode: 'exclusive', verifier: 0xdead_beef_cafe_f00dn });
-    expect(again.handle).toEqual(first.handle);
+    const resentReply = await nfs.create(root, 'mine', { mode: 'exclusive', verifier: 0xdead_beef_cafe_f00dn });
+    expect(resentReply.handle).toEqual(first.handle);
     await expect(nfs.create(root, 'mine', { mode: 'exclusive', verifier: 1n })).rejects.toMatchObject({
       statusName: 'EXIST',
     });
-    mkdirSync(on('directory'));
+    mkdirSync(pathOf('directory'));
     await expect(nfs.create(root, 'directory', { mode: 'unchecked', set: {} })).rejects.toMatchObject({
       statusName: 'EXIST',
     });
-    // Modes are as asked for, whatever the umask of the server is.
+    // The umask of the server does not change the requested mode.
     await nfs.create(root, 'open', { mode: 'guarded', set: { mode: 0o666 } });
-    expect(statSync(on('open')).mode & 0o7777).toBe(0o666);
+    expect(statSync(pathOf('open')).mode & 0o7777).toBe(0o666);
   });
 
   test('an invalid size, offset or kind of file is refused', async () => {
-    const { nfs, root, on } = await mounted();
-    mkdirSync(on('d'));
+    const { nfs, root, pathOf } = await startMounted();
+    mkdirSync(pathOf('d'));
     const { handle: directory } = await nfs.lookup(root, 'd');
     await expect(nfs.read(directory, 0, Buffer.alloc(1))).rejects.toMatchObject({ statusName: 'ISDIR' });
     await expect(nfs.readlink(directory)).rejects.toMatchObject({ statusName: 'INVAL' });
@@ -176,17 +176,17 @@ describe.skipIf(needs('linux'))('files', () => {
 });
 
 describe.skipIf(needs('linux'))('names', () => {
-  test('name directories and links, and can be renamed', async () => {
-    const { nfs, root, on, own } = await mounted();
+  test('refer to directories and links, and can be renamed', async () => {
+    const { nfs, root, pathOf, own } = await startMounted();
     const { handle: d } = await nfs.mkdir(root, 'd', { mode: 0o777 });
-    expect(statSync(on('d')).mode & 0o7777).toBe(0o777);
+    expect(statSync(pathOf('d')).mode & 0o7777).toBe(0o777);
     const { handle: f } = await nfs.create(d, 'f', file);
     await nfs.link(f, { directory: root, name: 'g' });
-    expect(statSync(on('g')).ino).toBe(statSync(on('d/f')).ino);
+    expect(statSync(pathOf('g')).ino).toBe(statSync(pathOf('d/f')).ino);
     await nfs.rename({ directory: d, name: 'f' }, { directory: root, name: 'h' });
     expect(readdirSync(own.directory).sort()).toEqual(['d', 'g', 'h']);
     expect((await nfs.getattr(f)).links).toBe(2);
-    // Two names of one file: both stay.
+    // If both names refer to the same file, both stay.
     await nfs.rename({ directory: root, name: 'g' }, { directory: root, name: 'h' });
     expect(readdirSync(own.directory).sort()).toEqual(['d', 'g', 'h']);
     await nfs.remove(root, 'h');
@@ -204,7 +204,7 @@ describe.skipIf(needs('linux'))('names', () => {
   });
 
   test('a renamed file replaces another one, which is then stale', async () => {
-    const { nfs, root } = await mounted();
+    const { nfs, root } = await startMounted();
     const [a, b] = [await nfs.create(root, 'a', file), await nfs.create(root, 'b', file)];
     await nfs.rename({ directory: root, name: 'a' }, { directory: root, name: 'b' });
     await expect(nfs.getattr(b.handle)).rejects.toMatchObject({ statusName: 'STALE' });
@@ -212,30 +212,30 @@ describe.skipIf(needs('linux'))('names', () => {
   });
 
   test('are any bytes, up to 255', async () => {
-    const { nfs, root, own } = await mounted();
-    const odd = Buffer.from([0xff, 0x20, 0xc3, 0x28, 0x0a]);
+    const { nfs, root, own } = await startMounted();
+    const notUtf8 = Buffer.from([0xff, 0x20, 0xc3, 0x28, 0x0a]);
     const long = Buffer.alloc(255, 0xe4);
-    for (const name of [odd, long]) {
+    for (const name of [notUtf8, long]) {
       const { handle } = await nfs.create(root, name, file);
       expect((await nfs.lookup(root, name)).handle).toEqual(handle);
     }
-    expect(await names(nfs, root)).toEqual([odd.toString('latin1'), long.toString('latin1')].sort());
+    expect(await listNames(nfs, root)).toEqual([notUtf8.toString('latin1'), long.toString('latin1')].sort());
     const onDisk = readdirSync(own.directory, { encoding: 'buffer' }).map((name) => name.toString('latin1'));
-    expect(onDisk.sort()).toEqual([odd.toString('latin1'), long.toString('latin1')].sort());
-    await nfs.rename({ directory: root, name: odd }, { directory: root, name: 'ä' });
+    expect(onDisk.sort()).toEqual([notUtf8.toString('latin1'), long.toString('latin1')].sort());
+    await nfs.rename({ directory: root, name: notUtf8 }, { directory: root, name: 'ä' });
     expect(readdirSync(own.directory)).toContain('ä');
   });
 
   test('that are invalid are refused, each with its own status', async () => {
-    const { rpc, root } = await mounted();
-    const asked = (name: string) => rpc.call(lookup, { directory: root, name });
-    await expect(asked('x'.repeat(256))).rejects.toMatchObject({ statusName: 'NAMETOOLONG' });
-    await expect(asked('')).rejects.toMatchObject({ statusName: 'INVAL' });
-    await expect(asked('a/b')).rejects.toMatchObject({ statusName: 'INVAL' });
-    await expect(asked('a\0b')).rejects.toMatchObject({ statusName: 'INVAL' });
-    const made = (name: string) => rpc.call(mkdir, { directory: root, name, set: {} });
-    await expect(made('..')).rejects.toMatchObject({ statusName: 'EXIST' });
-    await expect(made('../x')).rejects.toMatchObject({ statusName: 'INVAL' });
+    const { rpc, root } = await startMounted();
+    const lookupName = (name: string) => rpc.call(lookup, { directory: root, name });
+    await expect(lookupName('x'.repeat(256))).rejects.toMatchObject({ statusName: 'NAMETOOLONG' });
+    await expect(lookupName('')).rejects.toMatchObject({ statusName: 'INVAL' });
+    await expect(lookupName('a/b')).rejects.toMatchObject({ statusName: 'INVAL' });
+    await expect(lookupName('a\0b')).rejects.toMatchObject({ statusName: 'INVAL' });
+    const makeDirectory = (name: string) => rpc.call(mkdir, { directory: root, name, set: {} });
+    await expect(makeDirectory('..')).rejects.toMatchObject({ statusName: 'EXIST' });
+    await expect(makeDirectory('../x')).rejects.toMatchObject({ statusName: 'INVAL' });
     await expect(rpc.call(remove, { directory: root, name: '..' })).rejects.toMatchObject({ statusName: 'INVAL' });
     await expect(
       rpc.call(rename, { from: { directory: root, name: '.' }, to: { directory: root, name: 'x' } }),
@@ -243,7 +243,7 @@ describe.skipIf(needs('linux'))('names', () => {
   });
 
   test('"." and ".." are resolved within the export', async () => {
-    const { rpc, nfs, root } = await mounted();
+    const { rpc, nfs, root } = await startMounted();
     const { handle: d } = await nfs.mkdir(root, 'd', {});
     expect((await rpc.call(lookup, { directory: d, name: '.' })).handle).toEqual(d);
     expect((await rpc.call(lookup, { directory: d, name: '..' })).handle).toEqual(root);
@@ -251,15 +251,15 @@ describe.skipIf(needs('linux'))('names', () => {
   });
 
   test('symbolic links are returned, never followed', async () => {
-    const { nfs, root, on, own } = await mounted();
+    const { nfs, root, pathOf, own } = await startMounted();
     writeFileSync(join(own.outside, 'secret'), 'secret');
     const { attributes } = await nfs.symlink(root, 'l', own.outside, {});
     expect(attributes).toMatchObject({ type: fileType.link });
-    expect(fs.readlinkSync(on('l'))).toBe(own.outside);
+    expect(fs.readlinkSync(pathOf('l'))).toBe(own.outside);
     const { handle } = await nfs.lookup(root, 'l');
     expect(await nfs.readlink(handle)).toBe(own.outside);
     await expect(nfs.lookup(handle, 'secret')).rejects.toMatchObject({ statusName: 'NOTDIR' });
-    symlinkSync(join(own.outside, 'secret'), on('s'));
+    symlinkSync(join(own.outside, 'secret'), pathOf('s'));
     const { handle: s } = await nfs.lookup(root, 's');
     await expect(nfs.read(s, 0, Buffer.alloc(9))).rejects.toMatchObject({ statusName: 'INVAL' });
     await expect(nfs.write(s, 0, Buffer.from('x'), 0)).rejects.toMatchObject({ statusName: 'INVAL' });
@@ -271,23 +271,23 @@ describe.skipIf(needs('linux'))('names', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('the properties of the server', () => {
-  test('include sizes, limits and rights', async () => {
-    const { nfs, root, own } = await mounted();
+describe.skipIf(needs('linux'))('the server', () => {
+  test('reports sizes, limits and rights', async () => {
+    const { nfs, root, own } = await startMounted();
     const [info, conf, stat] = [await nfs.fsinfo(root), await nfs.pathconf(root), await nfs.fsstat(root)];
     expect(info).toMatchObject({ maxRead: 1024 * 1024, maxWrite: 1024 * 1024, properties: 0x1b });
     expect(conf).toMatchObject({ maxName: 255, refusesLongNames: true, chownRestricted: true, ignoresCase: false });
-    const real = fs.statfsSync(own.directory, { bigint: true });
-    expect(stat.totalBytes).toBe(real.blocks * real.bsize);
+    const fileSystem = fs.statfsSync(own.directory, { bigint: true });
+    expect(stat.totalBytes).toBe(fileSystem.blocks * fileSystem.bsize);
     expect(stat.availableBytes).toBeGreaterThan(0n);
     expect(await nfs.access(root, 63)).toBe(63 & ~accessRight.execute);
   });
 
-  test('a read-only export refuses every change', async () => {
-    const { nfs, root, on, own } = await mounted({ readOnly: true });
-    writeFileSync(on('f'), 'x');
+  test('refuses every change of a read-only export', async () => {
+    const { nfs, root, pathOf, own } = await startMounted({ readOnly: true });
+    writeFileSync(pathOf('f'), 'x');
     const { handle } = await nfs.lookup(root, 'f');
-    expect((await content(nfs, handle)).toString()).toBe('x');
+    expect((await readContent(nfs, handle)).toString()).toBe('x');
     const changes = [
       nfs.write(handle, 0, Buffer.from('y'), 0),
       nfs.setattr(handle, { mode: 0o777 }),
@@ -305,10 +305,10 @@ describe.skipIf(needs('linux'))('the properties of the server', () => {
     expect(readdirSync(own.directory)).toEqual(['f']);
   });
 
-  test('a state folder that is inside the export, or damaged, is refused', async () => {
+  test('refuses a state folder that is inside the export, or damaged', async () => {
     const own = await startOwnServer();
-    const about = { clock: systemClock(), directory: own.directory, port: 0 };
-    await expect(createNfsServer({ ...about, state: join(own.directory, 'state') })).rejects.toThrow(
+    const serverOptions = { clock: systemClock(), directory: own.directory, port: 0 };
+    await expect(createNfsServer({ ...serverOptions, state: join(own.directory, 'state') })).rejects.toThrow(
       `the state folder ${join(own.directory, 'state')} lies in ${own.directory}, which is exported`,
     );
     const state = join(own.outside, 'state');
@@ -319,30 +319,32 @@ describe.skipIf(needs('linux'))('the properties of the server', () => {
       ['{"version":2}', 'was written by a newer version of this program (format 2)'],
     ] as const) {
       writeFileSync(join(state, 'nfs-server.json'), text);
-      await expect(createNfsServer({ ...about, state })).rejects.toThrow(message);
+      await expect(createNfsServer({ ...serverOptions, state })).rejects.toThrow(message);
     }
   });
 
-  test('a port in use is an error, and no descriptor is left open', async () => {
+  test('fails if its port is in use, and leaves no descriptor open', async () => {
     const own = await startOwnServer();
     const descriptors = (): number => readdirSync('/proc/self/fd').length;
     const before = descriptors();
-    const about = { clock: systemClock(), directory: own.directory, state: join(own.outside, 'state') };
-    await expect(createNfsServer({ ...about, port: own.server.port })).rejects.toMatchObject({ code: 'EADDRINUSE' });
+    const serverOptions = { clock: systemClock(), directory: own.directory, state: join(own.outside, 'state') };
+    await expect(createNfsServer({ ...serverOptions, port: own.server.port })).rejects.toMatchObject({
+      code: 'EADDRINUSE',
+    });
     expect(descriptors()).toBe(before);
   });
 });
 
 describe.skipIf(needs('linux'))('a call that arrives twice', () => {
   test('under the same xid is executed once, also after the connection broke', async () => {
-    const { root, own, on } = await mounted();
+    const { root, own, pathOf } = await startMounted();
     const { connect } = await import('node:net');
     const { XdrWriter } = await import('../../xdr/writer.ts');
     const call = async (xid: number, procedure: number, args: (writer: InstanceType<typeof XdrWriter>) => void) => {
       const writer = new XdrWriter().u32(0).u32(xid).u32(0).u32(2).u32(100003).u32(3).u32(procedure);
       writer.u32(0).u32(0).u32(0).u32(0);
       args(writer);
-      writer.view.setUint32(0, (0x8000_0000 | (writer.at - 4)) >>> 0);
+      writer.view.setUint32(0, (0x8000_0000 | (writer.offset - 4)) >>> 0);
       const socket = connect(own.server.port, '127.0.0.1');
       onTestFinished(() => void socket.destroy());
       socket.write(writer.written);
@@ -351,23 +353,23 @@ describe.skipIf(needs('linux'))('a call that arrives twice', () => {
       return { status: answer.readUInt32BE(28), all: answer };
     };
     fs.chmodSync(own.directory, 0o777);
-    const making = (xid: number) =>
+    const mkdirCall = (xid: number) =>
       call(xid, 9, (writer) => {
         writer.opaque(root).string('once').u32(0).u32(0).u32(0).u32(0).u32(0).u32(0);
       });
-    const removing = (xid: number) => call(xid, 13, (writer) => void writer.opaque(root).string('once'));
-    const [first, again] = [await making(1), await making(1)];
+    const rmdirCall = (xid: number) => call(xid, 13, (writer) => void writer.opaque(root).string('once'));
+    const [first, resentReply] = [await mkdirCall(1), await mkdirCall(1)];
     expect(first.status).toBe(0);
-    expect(again.all).toEqual(first.all);
-    expect((await making(2)).status).toBe(17);
-    expect((await removing(3)).status).toBe(0);
-    expect((await removing(3)).status).toBe(0);
-    expect((await removing(4)).status).toBe(2);
-    expect(fs.existsSync(on('once'))).toBe(false);
+    expect(resentReply.all).toEqual(first.all);
+    expect((await mkdirCall(2)).status).toBe(17);
+    expect((await rmdirCall(3)).status).toBe(0);
+    expect((await rmdirCall(3)).status).toBe(0);
+    expect((await rmdirCall(4)).status).toBe(2);
+    expect(fs.existsSync(pathOf('once'))).toBe(false);
   });
 
   test('200 concurrent calls are all executed', async () => {
-    const { rpc, root, own } = await mounted();
+    const { rpc, root, own } = await startMounted();
     await Promise.all(
       Array.from({ length: 200 }, (_, i) =>
         rpc.call(create, { directory: root, name: `f${i}`, how: { mode: 'guarded', set: {} } }),

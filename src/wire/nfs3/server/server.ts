@@ -13,7 +13,7 @@ import {
   type ServedProgram,
 } from '../../rpc/server.ts';
 import { mountProgram, mountVersion } from '../mount.ts';
-import { maxTransfer, nfsProgram, nfsVersion } from '../structures.ts';
+import { maxTransferBytes, nfsProgram, nfsVersion } from '../structures.ts';
 import { attributeProcedures } from './attribute-procedures.ts';
 import { createToAttributes } from './attributes.ts';
 import { requireBirthTimes } from './birth-times.ts';
@@ -115,8 +115,8 @@ export interface NfsServer {
   close(): Promise<void>;
 }
 
-const nobody = 65_534;
-/** How long a file that was moved out of the export or deleted can still be reached because it is open here. */
+const nobodyId = 65_534;
+/** How long clients can still access a file that was moved out of the export or deleted, because the server has it open. */
 const refreshMs = 10_000;
 
 /** Exports a directory over NFS version 3 on TCP, with MOUNT on the same port. */
@@ -127,10 +127,10 @@ export async function createNfsServer(options: NfsServerOptions): Promise<NfsSer
   const closing = new AbortController();
   const key = await loadHandleKey(options.state, options.directory);
   const exported = createExport(options, limits, key, closing.signal);
-  const about: Omit<RpcServerOptions, 'programs'> = {
+  const rpcOptions: Omit<RpcServerOptions, 'programs'> = {
     mayConnect: (address, socket) => isAllowed(address) && (options.mayConnect?.(socket) ?? true),
-    isAllowed: createAdmits(options),
-    maxRecord: maxTransfer + 64 * 1024,
+    isAllowed: createIsAllowed(options),
+    maxRecord: maxTransferBytes + 64 * 1024,
     maxConnections: options.maxConnections ?? 256,
     clock,
     partialCalls: options.halfCalls ?? {},
@@ -138,34 +138,35 @@ export async function createNfsServer(options: NfsServerOptions): Promise<NfsSer
   };
   const isConfined = createIsConfined(options.confined ?? []);
   const mount = createMountProgram(exported, { path: options.path ?? '/export', networks, isConfined });
-  await using open = new AsyncDisposableStack();
-  open.defer(() => {
+  await using cleanups = new AsyncDisposableStack();
+  cleanups.defer(() => {
     closing.abort();
     exported.tree.close();
   });
   const memory = createReadMemory();
   const server = createRpcServer({
-    ...about,
-    programs: [nfs(exported, isConfined, memory, limits.slowReadMs), mount],
+    ...rpcOptions,
+    programs: [createNfsProgram(exported, isConfined, memory, limits.slowReadMs), mount],
     tls: options.tls?.options,
     replaysByPort: options.replaysByPort,
-    onSent: memory.giveBack,
+    onSent: memory.release,
   });
-  const port = await listen(open, server, host, options.port ?? 2049);
-  const portmapPort = options.portmap && (await listenForPortmap(open, about, host, port, options.portmap.port));
+  const port = await listen(cleanups, server, host, options.port ?? 2049);
+  const portmapPort =
+    options.portmap && (await listenForPortmap(cleanups, rpcOptions, host, port, options.portmap.port));
   const refresh = (): void => {
     exported.tree.refresh();
     exported.readdirCache.evictExpired();
     memory.freeUnused();
   };
-  open.use(repeating(clock, refreshMs, refresh));
-  const all = open.move();
+  cleanups.use(repeatEvery(clock, refreshMs, refresh));
+  const all = cleanups.move();
   return { host, port, portmapPort, close: () => all.disposeAsync() };
 }
 
 function createExport(options: NfsServerOptions, limits: Limits, key: Buffer, closing: AbortSignal): Export {
   const { clock, directory, onError = () => undefined } = options;
-  const code = createHmacSha256(key);
+  const hmac = createHmacSha256(key);
   const handles = createHandles(key);
   const nodes = createNodes(handles, limits.nodes);
   const { ownsProcess = false } = options;
@@ -181,10 +182,10 @@ function createExport(options: NfsServerOptions, limits: Limits, key: Buffer, cl
     identities,
     onError,
     search: createFileSearch(tree, clock, closing, { maxVisits: limits.searchVisits }),
-    toAttributes: createToAttributes(code(Buffer.from('file system')).readBigUInt64BE(0), identities),
-    listings: createListings(tree, cookieSecret(code(Buffer.from('cookies'))), clock.now, {
+    toAttributes: createToAttributes(hmac(Buffer.from('file system')).readBigUInt64BE(0), identities),
+    listings: createListings(tree, cookieSecret(hmac(Buffer.from('cookies'))), clock.now, {
       maxNames: limits.namesOfOneDirectory,
-      maxKept: limits.names,
+      maxCachedNames: limits.names,
     }),
     readdirCache: createReaddirCache(tree, clock.elapsed),
     durability: createDurability(tree),
@@ -199,16 +200,16 @@ function createExport(options: NfsServerOptions, limits: Limits, key: Buffer, cl
         verifier = randomBytes(8);
       },
     },
-    cookieVerifier: code(Buffer.from('cookie verifier')).readBigUInt64BE(0),
+    cookieVerifier: hmac(Buffer.from('cookie verifier')).readBigUInt64BE(0),
   };
 }
 
 /** A server that runs as an ordinary user can act only as that user. */
 function identityOptions(options: NfsServerOptions): IdentityOptions {
-  const [uid, gid] = [process.geteuid?.() ?? nobody, process.getegid?.() ?? nobody];
+  const [uid, gid] = [process.geteuid?.() ?? nobodyId, process.getegid?.() ?? nobodyId];
   return {
     squash: options.squash ?? 'root',
-    anonymous: options.anonymous ?? { uid: nobody, gid: nobody },
+    anonymous: options.anonymous ?? { uid: nobodyId, gid: nobodyId },
     users: options.users ?? [],
     groups: options.groups ?? [],
     serverUser: uid === 0 ? undefined : { uid, gid, groups: process.getgroups?.() ?? [], isRoot: false },
@@ -216,17 +217,22 @@ function identityOptions(options: NfsServerOptions): IdentityOptions {
 }
 
 /** tmpfs and ramfs by their statfs(2) magic numbers: they have no disk to wait for. */
-const inMemory: readonly number[] = [0x0102_1994, 0x8584_58f6];
-const isInMemory = (directory: string): boolean => inMemory.includes(statfsSync(directory).type);
+const inMemoryTypes: readonly number[] = [0x0102_1994, 0x8584_58f6];
+const isInMemory = (directory: string): boolean => inMemoryTypes.includes(statfsSync(directory).type);
 
-function createAdmits({ privilegedPorts = false, tls }: NfsServerOptions): (caller: Caller) => boolean {
+function createIsAllowed({ privilegedPorts = false, tls }: NfsServerOptions): (caller: Caller) => boolean {
   const needsTls = tls?.required ?? false;
   return ({ port, isEncrypted }) => (!privilegedPorts || port < 1024) && (!needsTls || isEncrypted);
 }
 
 type IsConfined = ReturnType<typeof createIsConfined>;
 
-function nfs(exported: Export, isConfined: IsConfined, memory: ReadMemory, slowReadMs: number): ServedProgram {
+function createNfsProgram(
+  exported: Export,
+  isConfined: IsConfined,
+  memory: ReadMemory,
+  slowReadMs: number,
+): ServedProgram {
   const definitions = [
     ...attributeProcedures,
     ...createDataProcedures(memory, slowReadMs),
@@ -235,11 +241,11 @@ function nfs(exported: Export, isConfined: IsConfined, memory: ReadMemory, slowR
     ...listingProcedures,
   ];
   const confined = { ...exported, isConfined: true };
-  const served = (one: ProcedureDefinition): ServedProcedure => {
+  const serve = (one: ProcedureDefinition): ServedProcedure => {
     const [free, narrow] = [servedProcedure(exported, one), servedProcedure(confined, one)];
     return { ...free, handle: (reader, caller) => (isConfined(caller) ? narrow : free).handle(reader, caller) };
   };
-  const procedures = new Map(definitions.map((one) => [one.number, served(one)]));
+  const procedures = new Map(definitions.map((one) => [one.number, serve(one)]));
   procedures.set(0, { name: 'NULL', handle: () => () => undefined });
   return { number: nfsProgram, version: nfsVersion, procedures };
 }
@@ -255,7 +261,7 @@ async function listenForPortmap(
     { program: nfsProgram, version: nfsVersion, port },
     { program: mountProgram, version: mountVersion, port },
   ];
-  // Every client that may connect may ask: it cannot prove anything before it knows the port.
+  // Every client that may connect may query the portmapper, since a client needs the port before it can authenticate.
   const server = createRpcServer({
     ...about,
     isAllowed: () => true,
@@ -282,7 +288,7 @@ async function listen(open: AsyncDisposableStack, server: Server, host: string, 
   return (server.address() as AddressInfo).port;
 }
 
-function repeating(clock: Clock, ms: number, work: () => void): Disposable {
+function repeatEvery(clock: Clock, ms: number, work: () => void): Disposable {
   let timer = clock.after(ms, again);
   function again(): void {
     work();

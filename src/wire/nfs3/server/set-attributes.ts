@@ -8,22 +8,22 @@ import { refuse } from './refusal.ts';
 import { toUtimesSeconds } from './time-rounding.ts';
 
 /** (uid_t)-1 means "do not change" to chown(2). */
-const leaveIt = 0xffff_ffff;
-const perSecond = 1_000_000_000;
+const unchangedId = 0xffff_ffff;
+const nanosecondsPerSecond = 1_000_000_000;
 
 /** Maps the owner and group that a client sets to this machine's numbers. */
 export function localAttributes({ identities }: Export, set: SetAttributes): SetAttributes {
   for (const time of [set.atime, set.mtime])
-    if (typeof time === 'object' && time.nanoseconds >= perSecond) refuse('INVAL');
+    if (typeof time === 'object' && time.nanoseconds >= nanosecondsPerSecond) refuse('INVAL');
   const { uid, gid } = set;
   if (uid === undefined && gid === undefined) return set;
-  const given = {
+  const local = {
     ...set,
     uid: uid === undefined ? undefined : identities.toLocalUid(uid),
     gid: gid === undefined ? undefined : identities.toLocalGid(gid),
   };
-  if (given.uid === leaveIt || given.gid === leaveIt) refuse('INVAL');
-  return given;
+  if (local.uid === unchangedId || local.gid === unchangedId) refuse('INVAL');
+  return local;
 }
 
 /** `own` is a path that refers to this file even if it is renamed. */
@@ -47,17 +47,17 @@ function modeToSet(stats: BigIntStats, set: SetAttributes, gid: number, who: Cre
 }
 
 /** Node passes NaN through, and libuv (1.51) treats it as UTIME_OMIT. */
-const untouched = new Date(Number.NaN);
+const omittedTime = new Date(Number.NaN);
 
 export function setTimes(own: string, stats: BigIntStats, { atime, mtime }: SetAttributes): void {
   if (atime === undefined && mtime === undefined) return;
   const now = Date.now() / 1000;
-  const given = (time: Time | 'now' | undefined, otherwise: number | Date): number | Date =>
+  const toUtimes = (time: Time | 'now' | undefined, otherwise: number | Date): number | Date =>
     time === undefined ? otherwise : time === 'now' ? now : toUtimesSeconds(time);
   try {
-    utimesSync(own, given(atime, untouched), given(mtime, untouched));
+    utimesSync(own, toUtimes(atime, omittedTime), toUtimes(mtime, omittedTime));
   } catch (cause) {
     if (!isErrno(cause, 'EINVAL')) throw cause;
-    utimesSync(own, given(atime, Number(stats.atimeNs) / 1e9), given(mtime, Number(stats.mtimeNs) / 1e9));
+    utimesSync(own, toUtimes(atime, Number(stats.atimeNs) / 1e9), toUtimes(mtime, Number(stats.mtimeNs) / 1e9));
   }
 }

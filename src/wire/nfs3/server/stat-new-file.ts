@@ -3,7 +3,7 @@ import { type BigIntStats, closeSync, fstatSync, openSync, unlinkSync } from 'no
 
 /** Creates a file in a directory, removes it, and returns its attributes. Undefined: no file can be created there. */
 export function statNewFile(directory: string): BigIntStats | undefined {
-  // In a container process ids repeat: a file that a killed server left must not be in the way.
+  // A random name, since process ids repeat in containers and a killed server may have left a file.
   const path = `${directory}/.stowage-probe-${randomUUID()}`;
   let fd: number;
   try {

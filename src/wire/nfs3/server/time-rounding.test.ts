@@ -6,10 +6,11 @@ import { needs } from '#testbed/needs.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { roundNanoseconds, toUtimesSeconds } from './time-rounding.ts';
 
-/** As libuv does it. */
-const kept = (seconds: number, nanoseconds: number): number =>
+/** Converts the time like libuv. */
+const storedNanoseconds = (seconds: number, nanoseconds: number): number =>
   Math.floor((toUtimesSeconds({ seconds, nanoseconds }) - seconds) * 1e9);
-const shown = (seconds: number, nanoseconds: number): number => roundNanoseconds(seconds, kept(seconds, nanoseconds));
+const reportedNanoseconds = (seconds: number, nanoseconds: number): number =>
+  roundNanoseconds(seconds, storedNanoseconds(seconds, nanoseconds));
 
 const seconds = fc.oneof(
   fc.integer({ min: 0, max: 2 ** 32 - 1 }),
@@ -19,7 +20,7 @@ const seconds = fc.oneof(
 test('whole microseconds are read back as they were set, in every year', () => {
   const microseconds = fc.integer({ min: 0, max: 999_999 });
   fc.assert(
-    fc.property(seconds, microseconds, (s, us) => shown(s, us * 1000) === us * 1000),
+    fc.property(seconds, microseconds, (s, us) => reportedNanoseconds(s, us * 1000) === us * 1000),
     { numRuns: 20_000 },
   );
 });
@@ -27,7 +28,7 @@ test('whole microseconds are read back as they were set, in every year', () => {
 test('other times are read back at most a microsecond later, and never earlier', () => {
   fc.assert(
     fc.property(seconds, fc.integer({ min: 0, max: 999_998_999 }), (s, ns) => {
-      const later = shown(s, ns) - ns;
+      const later = reportedNanoseconds(s, ns) - ns;
       return later >= 0 && later < 1000;
     }),
     { numRuns: 20_000 },
@@ -49,11 +50,11 @@ describe.skipIf(needs('linux'))('the times of a file', () => {
     const { nfs, root } = await own.mount();
     const { handle } = await nfs.create(root, 'file', { mode: 'guarded', set: {} });
     for (let i = 0; i < 300; i++) {
-      const at = (n: number): { seconds: number; nanoseconds: number } => ({
+      const timeOf = (n: number): { seconds: number; nanoseconds: number } => ({
         seconds: 1_700_000_000 + n * 104_729,
         nanoseconds: ((n * 7_368_787) % (1e9 / unit)) * unit,
       });
-      const [atime, mtime] = [at(i), at(i + 1)];
+      const [atime, mtime] = [timeOf(i), timeOf(i + 1)];
       await nfs.setattr(handle, { atime, mtime });
       expect(await nfs.getattr(handle)).toMatchObject({
         atime: atime.seconds,

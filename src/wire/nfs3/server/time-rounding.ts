@@ -7,25 +7,26 @@ import type { Time } from '../structures.ts';
  * microsecond. One in a thousand of the times that the kernel sets is a stand-in by chance, and is reported one step too early.
  */
 
-const perSecond = 1_000_000_000;
-const perMicrosecond = 1000;
-const widestStep = 480;
+const nanosecondsPerSecond = 1_000_000_000;
+const nanosecondsPerMicrosecond = 1000;
+const widestStepNs = 480;
 
-/** The nanoseconds that the kernel stores for such a time. */
-const storedNanoseconds = (time: number, seconds: number): number => Math.floor((time - seconds) * perSecond);
+/** The nanoseconds that the kernel stores for a time of whole `seconds` and a fraction. */
+const storedNanoseconds = (time: number, seconds: number): number =>
+  Math.floor((time - seconds) * nanosecondsPerSecond);
 
 const stepAt = (seconds: number): number => 2 ** (Math.floor(Math.log2(Math.max(seconds, 1))) - 52);
 
 /** The first representable time that is not before the given one. */
 function firstTimeFrom(seconds: number, nanoseconds: number): number {
-  const time = seconds + nanoseconds / perSecond;
+  const time = seconds + nanoseconds / nanosecondsPerSecond;
   return storedNanoseconds(time, seconds) < nanoseconds ? time + stepAt(seconds) : time;
 }
 
 /** For utimes. */
 export function toUtimesSeconds({ seconds, nanoseconds }: Time): number {
   const time = firstTimeFrom(seconds, nanoseconds);
-  const isOurs = nanoseconds % perMicrosecond === 0;
+  const isOurs = nanoseconds % nanosecondsPerMicrosecond === 0;
   // Do not use the stand-in of the microsecond before it.
   return isOurs || roundNanoseconds(seconds, storedNanoseconds(time, seconds)) >= nanoseconds
     ? time
@@ -34,8 +35,8 @@ export function toUtimesSeconds({ seconds, nanoseconds }: Time): number {
 
 /** The nanoseconds to report for a time that the kernel stores. */
 export function roundNanoseconds(seconds: number, nanoseconds: number): number {
-  const rest = nanoseconds % perMicrosecond;
-  if (rest === 0 || rest > widestStep) return nanoseconds;
+  const rest = nanoseconds % nanosecondsPerMicrosecond;
+  if (rest === 0 || rest > widestStepNs) return nanoseconds;
   const whole = nanoseconds - rest;
   return storedNanoseconds(firstTimeFrom(seconds, whole), seconds) === nanoseconds ? whole : nanoseconds;
 }
