@@ -138,7 +138,7 @@ const kill = (id: VolumeId): Promise<void> => clients.nfs.kill(stageOf(id));
 async function shown(id: VolumeId, target: string): Promise<boolean> {
   const table = await mounts.readTable();
   const dead = await clients.nfs.dead?.([{ source, target: targetAt(stageOf(id)) }], scope);
-  return dead?.length === 0 && table.at(target)?.device === table.at(stageOf(id))?.device;
+  return dead?.length === 0 && table.mountAt(target)?.device === table.mountAt(stageOf(id))?.device;
 }
 
 test('leaves healthy mounts alone', async () => {
@@ -204,10 +204,10 @@ test('a mount of unknown state counts as not repaired, and does not block the re
   const dead = await volumeAt(at('dead'));
   await kill(dead);
   unknown.add(stageOf(silent));
-  const before = (await mounts.readTable()).at(at('silent'));
+  const before = (await mounts.readTable()).mountAt(at('silent'));
   expect(await repair()).toEqual([silent]);
   expect(await shown(dead, at('dead'))).toBe(true);
-  expect((await mounts.readTable()).at(at('silent'))).toBe(before);
+  expect((await mounts.readTable()).mountAt(at('silent'))).toBe(before);
   unknown.clear();
   expect(await repair()).toEqual([]);
 });

@@ -22,15 +22,15 @@ export async function shareDescriptors(
     return;
   }
   const { held, mounts } = copies;
-  if (held !== undefined && mounts.length > 0 && (await isTaken(client.restore(held, signal))))
+  if (held !== undefined && mounts.length > 0 && (await isAccepted(client.restore(held, signal))))
     log.warn('restored the descriptors of a keeper that had started without any', { keeper, mounts: mounts.length });
   await client.share(signal);
 }
 
 /** False: it has mounts already, because its data path or another agent was faster. */
-async function isTaken(giving: Promise<void>): Promise<boolean> {
+async function isAccepted(restore: Promise<void>): Promise<boolean> {
   try {
-    await giving;
+    await restore;
     return true;
   } catch (cause) {
     if (cause instanceof KeeperError && cause.reason === 'occupied') return false;

@@ -4,31 +4,31 @@ import { systemClock } from '#base/clock.ts';
 import { askProcess } from './ask-process.ts';
 
 test('limits the number of unanswered questions, and asks again when the processes end', async () => {
-  const real = systemClock();
-  const clock = { ...real, after: (_ms: number, then: () => void) => real.after(1, then) };
-  const never = Promise.withResolvers<string>();
-  let waiting = 0;
+  const realClock = systemClock();
+  const clock = { ...realClock, after: (_ms: number, then: () => void) => realClock.after(1, then) };
+  const pendingRead = Promise.withResolvers<string>();
+  let pendingReads = 0;
   for (let pid = 0; pid < 100; pid++) {
     const question = (): Promise<string> => {
-      waiting++;
-      return never.promise;
+      pendingReads++;
+      return pendingRead.promise;
     };
     expect(await askProcess(`/proc/${pid}`, question, clock)).toBe(undefined);
   }
-  expect(waiting).toBe(8);
-  never.resolve('');
+  expect(pendingReads).toBe(8);
+  pendingRead.resolve('');
   await setImmediate();
-  for (const pid of [0, 99]) expect(await askProcess(`/proc/${pid}`, async () => 'well', real)).toBe('well');
+  for (const pid of [0, 99]) expect(await askProcess(`/proc/${pid}`, async () => 'well', realClock)).toBe('well');
 });
 
 test.each([
   ['has ended', 'ESRCH', 0],
   ['may not be looked at', 'EACCES', 100],
 ])('a process that %s gives no answer and does not count as stuck', async (_what, code, times) => {
-  const refused = (): Promise<string> => Promise.reject(Object.assign(new Error(code), { code }));
+  const failRead = (): Promise<string> => Promise.reject(Object.assign(new Error(code), { code }));
   const onUnknown = vi.fn();
   for (let pid = 0; pid < 100; pid++)
-    expect(await askProcess(`/proc/${pid}`, refused, systemClock(), onUnknown)).toBe(undefined);
+    expect(await askProcess(`/proc/${pid}`, failRead, systemClock(), onUnknown)).toBe(undefined);
   expect(onUnknown).toHaveBeenCalledTimes(times);
   expect(await askProcess('/proc/1', async () => 'well', systemClock())).toBe('well');
 });

@@ -3,11 +3,11 @@ import { isErrno } from '#base/errno.ts';
 import { endsWithin } from '#base/wait.ts';
 
 /** The kernel answers at once, even on a busy machine. */
-const patienceMs = 500;
+const answerTimeoutMs = 500;
 /** Each unanswered question occupies a thread of libuv's pool, which serves all file access. */
-const mostSilent = 8;
+const maxSilentProcesses = 8;
 /** The /proc folders of processes with an unanswered question. Shared by the whole program, as the thread pool is. */
-const silent = new Set<string>();
+const silentProcesses = new Set<string>();
 
 /**
  * Reads something of another process from /proc. Reading about a process that hangs on a dead server or file system can block as long as
@@ -16,21 +16,21 @@ const silent = new Set<string>();
  */
 export async function askProcess<T>(
   folder: string,
-  question: () => Promise<T>,
+  read: () => Promise<T>,
   clock: Clock,
   onUnknown?: () => void,
 ): Promise<T | undefined> {
-  if (silent.has(folder) || silent.size >= mostSilent) {
+  if (silentProcesses.has(folder) || silentProcesses.size >= maxSilentProcesses) {
     onUnknown?.();
     return undefined;
   }
-  const answer = question().catch((thrown: unknown) => {
+  const answer = read().catch((thrown: unknown) => {
     if (!isErrno(thrown, 'ENOENT', 'ESRCH')) onUnknown?.();
     return undefined;
   });
-  if (await endsWithin(answer, patienceMs, clock)) return await answer;
-  silent.add(folder);
+  if (await endsWithin(answer, answerTimeoutMs, clock)) return await answer;
+  silentProcesses.add(folder);
   onUnknown?.();
-  void answer.then(() => silent.delete(folder));
+  void answer.then(() => silentProcesses.delete(folder));
   return undefined;
 }

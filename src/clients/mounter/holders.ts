@@ -13,11 +13,11 @@ export interface Holder {
 
 export interface HolderSearch {
   /** Undefined: everything at or below the path. */
-  readonly exactly?: boolean;
+  readonly exactPath?: boolean;
   /** A descriptor of this process that does not count. */
-  readonly except?: number | undefined;
-  readonly most?: number;
-  readonly ms?: number;
+  readonly exceptFd?: number | undefined;
+  readonly maxHolders?: number;
+  readonly timeoutMs?: number;
   readonly proc?: string;
 }
 
@@ -41,9 +41,9 @@ export async function searchHolders(
   scope: Scope,
   search: HolderSearch = {},
 ): Promise<{ readonly holders: readonly Holder[]; readonly isComplete: boolean }> {
-  const { proc = '/proc', most = 8, ms = 2_000 } = search;
-  using limit = clock.deadline(ms, scope.signal);
-  const holds = (target: string): boolean => (search.exactly === true ? target === path : isAtOrBelow(target, path));
+  const { proc = '/proc', maxHolders = 8, timeoutMs = 2_000 } = search;
+  using limit = clock.deadline(timeoutMs, scope.signal);
+  const holds = (target: string): boolean => (search.exactPath === true ? target === path : isAtOrBelow(target, path));
   const pids = (await readdir(proc)).filter((name) => /^\d+$/.test(name)).map(Number);
   const found: Holder[] = [];
   let isComplete = true;
@@ -51,22 +51,22 @@ export async function searchHolders(
     isComplete = false;
   };
   // Read mappings only if nothing else was found: they are long, and most mapped files are open as well.
-  for (const look of [links, mappings]) {
+  for (const listTargets of [linkTargets, mappedFiles]) {
     for (const pid of pids) {
-      if (found.length >= most || limit.signal.aborted) return { holders: found, isComplete: false };
+      if (found.length >= maxHolders || limit.signal.aborted) return { holders: found, isComplete: false };
       const process: InspectedProcess = {
         folder: `${proc}/${pid}`,
-        except: pid === ownPid ? String(search.except) : undefined,
+        except: pid === ownPid ? String(search.exceptFd) : undefined,
         ask: (question) => askProcess(`${proc}/${pid}`, question, clock, onUnknown),
       };
-      if (await anyHeld(look(process), holds)) found.push({ pid, command: await commandOf(process) });
+      if (await holdsAny(listTargets(process), holds)) found.push({ pid, command: await commandOf(process) });
     }
     if (found.length > 0) break;
   }
   return { holders: found, isComplete };
 }
 
-async function anyHeld(targets: AsyncIterable<string>, holds: (target: string) => boolean): Promise<boolean> {
+async function holdsAny(targets: AsyncIterable<string>, holds: (target: string) => boolean): Promise<boolean> {
   for await (const target of targets) if (holds(target)) return true;
   return false;
 }
@@ -78,14 +78,14 @@ interface InspectedProcess {
   ask<T>(question: () => Promise<T>): Promise<T | undefined>;
 }
 
-async function* links({ folder, except, ask }: InspectedProcess): AsyncIterable<string> {
+async function* linkTargets({ folder, except, ask }: InspectedProcess): AsyncIterable<string> {
   for (const name of ['cwd', 'root', 'exe']) yield (await ask(() => readlink(`${folder}/${name}`))) ?? '';
   for (const fd of (await ask(() => readdir(`${folder}/fd`))) ?? []) {
     if (fd !== except) yield (await ask(() => readlink(`${folder}/fd/${fd}`))) ?? '';
   }
 }
 
-async function* mappings({ folder, ask }: InspectedProcess): AsyncIterable<string> {
+async function* mappedFiles({ folder, ask }: InspectedProcess): AsyncIterable<string> {
   const maps = (await ask(() => readBounded(`${folder}/maps`, 4 * 1024 * 1024))) ?? '';
   for (const line of maps.split('\n')) {
     const slash = line.indexOf('/');
