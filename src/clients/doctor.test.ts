@@ -128,7 +128,7 @@ describe('doctor', () => {
     ['5.8.0', 'yes'],
     ['7.0.0-rc1', 'yes'],
     ['6.18.44-fc', 'yes'],
-  ])('Linux %s: %s', async (release, ok) => {
+  ])('reports kernel %s as %s', async (release, ok) => {
     expect(findingOf(await runDoctorOn({}, { release }), 'kernel')?.ok).toBe(ok);
   });
 

@@ -46,7 +46,7 @@ test('a pod in the network of its node has the network of the agent', async () =
   expect(await withPodNetworks(asItIs, '/nonexistent')('pod-address:host', signal)).toBe('/proc/self/ns/net');
 });
 
-test('leaves other networks to the other finder', async () => {
+test('passes other networks to the next finder', async () => {
   expect(await withPodNetworks(async (network) => `/${network}`, '/nonexistent')('docker:apps', signal)).toBe(
     '/docker:apps',
   );
@@ -85,9 +85,9 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
   let folder: Awaited<ReturnType<typeof mkdtempDisposable>>;
   const find = (address: string, until = signal) =>
     withPodNetworks(asItIs, folder.path)(`pod-address:${address}`, until);
-  /** Runs instead of nsenter; `REAL` in it is the real one. */
+  /** Replaces nsenter by a script, in which REAL stands for the real nsenter and LOG for a file. */
   let replaceNsenter: (script: string) => Promise<void>;
-  /** The output of the script. */
+  /** What the script wrote to LOG. */
   let scriptOutput: () => Promise<string>;
 
   beforeAll(async () => {
@@ -151,7 +151,7 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
     expect([second, join(folder.path, names[0] ?? '')]).toContain(await find('198.18.7.1'));
   });
 
-  test('searches once for a check, and then looks only where it found the address', async () => {
+  test('searches once for a check, and then reads only the namespace that has the address', async () => {
     await replaceNsenter('echo "$1" >>LOG; exec REAL "$@"');
     const one = withPodNetworks(asItIs, folder.path);
     for (const _ of [1, 2, 3]) expect(await one('pod-address:198.18.7.2', signal)).toContain(names[1]);
@@ -169,7 +169,7 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
     expect(await one('pod-address:198.18.9.1', signal)).toContain(third);
   });
 
-  test('does not say that no pod has the address if a namespace cannot be read', async () => {
+  test('reports a namespace that cannot be read, instead of an unknown address', async () => {
     await replaceNsenter(`case "$1" in *-2) echo 'nsenter: not permitted' >&2; exit 1;; esac; exec REAL "$@"`);
     await expect(find('198.18.7.2')).rejects.toMatchObject({
       code: 'unavailable',
@@ -187,9 +187,9 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
   });
 
   test.each([
-    ['its caller', new Error('no longer'), { message: 'no longer' }],
-    ['its deadline', new DeadlineExceeded(8_000), { code: 'deadline', reason: 'pod-network-slow' }],
-  ])('ends on %s, and leaves no process', async (_, reason, thrown) => {
+    ['the caller aborts', new Error('no longer'), { message: 'no longer' }],
+    ['the deadline expires', new DeadlineExceeded(8_000), { code: 'deadline', reason: 'pod-network-slow' }],
+  ])('ends without leaving a process when %s', async (_, reason, thrown) => {
     await replaceNsenter('echo $$ >>LOG; exec sleep 1000');
     const caller = new AbortController();
     const rejection = expect(find('198.18.7.1', caller.signal)).rejects.toMatchObject(thrown);

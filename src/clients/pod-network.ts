@@ -22,10 +22,10 @@ const readTimeoutMs = 5_000;
 const maxOutputBytes = 1 << 20;
 
 /**
- * Finds the network namespace of `pod-address:…` on this node; other networks are left to `others`. The container runtime knows which namespace
+ * Finds the network namespace of `pod-address:…` on this node; `findOther` handles other networks. The container runtime knows which namespace
  * belongs to which pod, but asking it would need its socket, which means root on the node; an address is unique among the pods of a node.
  *
- * One check looks up the same address at each of its steps, so the result is cached. Make a new one for each check.
+ * One check looks up the same address at each of its steps, so the result is cached. Create a new finder for each check.
  */
 export function withPodNetworks(findOther: FindNamespace, folder = runtimeFolder): FindNamespace {
   const pathByAddress = new Map<string, string>();
@@ -91,7 +91,7 @@ async function hasAddress(path: string, address: string, signal: AbortSignal): P
   try {
     return localAddresses(await addressTables(path, signal)).some((one) => canonicalAddress(one) === address);
   } catch (cause) {
-    // It may have been removed meanwhile.
+    // The namespace may have been removed meanwhile.
     if (!(await isNamespace(path))) return false;
     throw cause;
   }

@@ -31,7 +31,7 @@ const run = promisify(execFile);
 const clock = systemClock();
 const unending = new AbortController().signal;
 const program = join(import.meta.dirname, '..', '..', 'datapath', 'main.ts');
-/** The sources start slowly, and other tests run at the same time. */
+/** A data path that runs from source starts slowly, and other tests run at the same time. */
 const maxPauseMs = 15_000;
 
 describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a pod', () => {
@@ -194,7 +194,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await run('umount', [here.at]);
   });
 
-  test('can be killed after its agent was: the new agent has copies again', { timeout: 120_000 }, async () => {
+  test('can be killed after its agent restarted: the new agent has copies again', { timeout: 120_000 }, async () => {
     const here = await startNode();
     let pod = await here.startPod();
     await here.client.stage(source(), targetAt(here.at), here.scope);
@@ -230,7 +230,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     expect(countFuseDescriptors()).toBe(1);
   });
 
-  test('keeps no unmounted volumes, and neither do the copies, with or without a keeper', {
+  test('drops unmounted volumes, as do the copies, with or without a keeper', {
     timeout: 60_000,
   }, async () => {
     const here = await startNode();
@@ -252,7 +252,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await eventually(here.state, (found) => found === undefined);
     await here.client.unstage(source(), targetAt(here.at), here.scope);
     expect(existsSync(second)).toBe(false);
-    // The next keeper gets what the kernel has ended, and notices that.
+    // The next keeper gets the descriptor of a mount that the kernel has ended, and notices that.
     await here.startPod();
     await eventually(here.state, (found) => found?.mounts === 0);
     await eventually(countFuseDescriptors, (count) => count === 0);
@@ -325,7 +325,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     expect(await ended).toEqual([0, null]);
   });
 
-  test('gets replaced by one in a new pod with a data path of its own; the older pod cannot take over again', {
+  test('is replaced by the keeper of a new pod, with a data path of its own; the older pod cannot take over again', {
     timeout: 120_000,
   }, async () => {
     const here = await startNode();
@@ -337,7 +337,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
       const second = await here.startPod('second');
       await eventually(countTakeovers, (count) => count === 2);
       await eventually(here.state, (found) => isComplete(found) && found?.mounts === 1);
-      // It no longer holds anything and waits, since otherwise Kubernetes would restart it.
+      // The first keeper holds no descriptors and waits: if it ended, Kubernetes would restart it.
       await eventually(
         () => countFuseDescriptors(first.pid),
         (count) => count === 0,
@@ -348,7 +348,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
       const restartedFirst = await here.startPod('first');
       await eventually(here.log, (log) => log.split('the keeper of another pod is in charge').length === 3);
       expect(countTakeovers()).toBe(2);
-      // It is the one that remains when the other one ends.
+      // The first keeper takes over when the second one ends.
       await second.kill();
       await eventually(countTakeovers, (count) => count >= 3);
       await eventually(here.state, (found) => isComplete(found) && found?.mounts === 1);
@@ -358,7 +358,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await run('umount', [here.at]);
   });
 
-  test('stays on SIGTERM as long as it has mounts', { timeout: 60_000 }, async () => {
+  test('does not exit on SIGTERM while it has mounts', { timeout: 60_000 }, async () => {
     const here = await startNode();
     const pod = await here.startPod();
     await here.client.stage(source(), targetAt(here.at), here.scope);
@@ -404,7 +404,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await expect(deadCheck).rejects.toMatchObject({ reason: 'data-path-unavailable' });
   });
 
-  test('is waited for and reported if it does not run', { timeout: 60_000 }, async () => {
+  test('is reported as missing if it does not start in time', { timeout: 60_000 }, async () => {
     const here = await startNode();
     const staging = here.client.stage(source(), targetAt(here.at), here.scope);
     await expect(staging).rejects.toMatchObject({

@@ -4,9 +4,9 @@ import type { KeeperClient } from '#keeper/keeper-client.ts';
 import { KeeperError } from '#keeper/protocol.ts';
 
 /**
- * Called for a newly connected keeper, before its first use. If it has nothing, because it was killed together with all its
- * processes, it gets everything back; from then on its descriptors are held here, too. Throws if the outcome is unknown. Such a keeper must
- * not be used: once it has a mount of its own, it would no longer accept the others.
+ * Call this for a newly connected keeper, before its first use. A keeper that was killed together with all its processes has no
+ * descriptors: this restores them. From then on this process holds copies of the keeper's descriptors. Throws if the outcome is unknown.
+ * The caller must not use that keeper: a keeper that has a mount of its own refuses a restore.
  */
 export async function shareDescriptors(
   client: KeeperClient,
@@ -17,7 +17,7 @@ export async function shareDescriptors(
   const { shares } = await client.status(signal);
   if (shares !== true) {
     log.info('a keeper of an older version cannot share its descriptors with this process', { keeper });
-    // This keeper cannot take them, and no other keeper will serve them.
+    // This keeper cannot take the copies, and no other keeper will serve their mounts.
     copies.drop();
     return;
   }
@@ -27,7 +27,7 @@ export async function shareDescriptors(
   await client.share(signal);
 }
 
-/** False: it has mounts already, because its data path or another agent was faster. */
+/** False: the keeper already has mounts, because its data path or another agent was faster. */
 async function isAccepted(restore: Promise<void>): Promise<boolean> {
   try {
     await restore;

@@ -14,7 +14,7 @@ export const fuseType = 'fuse.stowage';
 
 /**
  * A large read-ahead makes a single reader fast over a network; the kernel's default is 128 KiB. It covers several READs of maximum size:
- * with just one the server would idle while its answer is copied.
+ * with just one, the server would idle while the client copies the reply.
  */
 const readAheadKib = 4096;
 
@@ -25,7 +25,7 @@ export interface MountedFuse extends AsyncDisposable {
 
 /** Nothing serves the mount yet: processes that access it wait. */
 export async function mountFuse(
-  /** The source that `df` and `mount` show. It names no server and no path, which are none of the volume's users' business. */
+  /** The source that `df` and `mount` show. It must not reveal the server or the path to the volume's users. */
   source: string,
   mountPoint: string,
   { readOnly, checks = 'kernel' }: Pick<MountSpec, 'readOnly' | 'checks'>,
@@ -37,9 +37,9 @@ export async function mountFuse(
     const options = [`fd=${device.fd}`, 'rootmode=40000', ...rights].join(',');
     const flags = ['nosuid', 'nodev', ...(readOnly ? ['ro'] : [])];
     mountCalls.fuse({ type: fuseType, source, flags, options }, heldMountPoint);
-    // Refers to the new mount by its name in its folder, because opening it would wait for its server.
+    // Refer to the new mount by its name in its parent folder: opening the mount would wait for its server.
     await using heldParent = await holdPath(dirname(mountPoint));
-    // Below a private mount, whatever is mounted inside the volume at one of its paths would not be visible at the others.
+    // If the mount were private, a mount made inside the volume at one of its paths would not be visible at the other paths.
     mountCalls.makeShared({ ...heldParent, procPath: `${heldParent.procPath}/${basename(mountPoint)}` });
     return { fd: device.fd, [Symbol.asyncDispose]: () => device.close() };
   } catch (cause) {

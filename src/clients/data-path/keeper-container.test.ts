@@ -119,7 +119,7 @@ describe('a keeper in a container', () => {
     ]);
   });
 
-  test('drops all capabilities except low ports before our code starts', async () => {
+  test('drops all capabilities except NET_BIND_SERVICE before our code starts', async () => {
     const { own, created } = await startEngine({ canProtect: true });
     await launch(own, { privilegedPorts: true });
     expect(created[0]?.User).toBe('0:0');
@@ -150,7 +150,7 @@ describe('a keeper in a container', () => {
     expect(created[0]?.HostConfig).toMatchObject({ NetworkMode: 'container:b', CapAdd: [] });
   });
 
-  test('reports how it ended, and is removed if the start fails', async () => {
+  test('reports its exit status, and is removed by kill()', async () => {
     const { engine, own, end } = await startEngine({ canProtect: true });
     const [{ ended, kill, pid }] = await launch(own);
     expect(pid).toBeUndefined();
@@ -173,7 +173,7 @@ describe('a keeper in a container', () => {
     end(0);
     expect(await ended).toBe(0);
     containers.push({ Id: 'made1', State: 'exited', Labels: ownLabels });
-    // One is still running.
+    // The other keeper still runs.
     expect(await removeEndedContainers(own, 'i', signal)).toBe(1);
     expect(engine.requests.filter((each) => /DELETE|wait/.test(each))).toEqual([
       'DELETE /v1.41/containers/left?force=1&v=1',

@@ -50,7 +50,7 @@ status=$?
 while set -- /proc/[0-9]*; [ "$#" -gt 1 ]; do sleep 1; done
 exit "$status"`;
 
-/** The same as for Stowage itself. Within this time Stowage ends the keeper if it has no mounts. */
+/** The same grace period as for Stowage's own container. Within it, Stowage ends the keeper if the keeper has no mounts. */
 const stopSeconds = 60;
 
 /** Where the namespace is mounted in the container. */
@@ -218,7 +218,7 @@ export async function killKeeper(own: OwnContainer, name: string, instance: stri
   return ours.length > 0;
 }
 
-/** False: it still exists; its removal may be in progress, or it is busy for a moment. */
+/** False: the container still exists; its removal may be in progress, or it is busy for a moment. */
 async function tryRemove(engine: DockerClient, id: string): Promise<boolean> {
   return await engine.removeContainer(id, unending).then(
     () => true,

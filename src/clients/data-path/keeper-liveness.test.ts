@@ -3,7 +3,7 @@ import { unlessAborted } from '#base/aborted.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createKeeperLiveness } from './keeper-liveness.ts';
 
-/** A keeper that answers or not, as the test says. */
+/** The test decides whether the keeper answers. */
 function createFixture() {
   const clock = createFakeClock();
   const fakeKeeper = { answers: true, checks: 0, hung: 0 };
@@ -52,7 +52,7 @@ test('a keeper hangs after two checks in a row without an answer, and not before
   expect(said.hung).toBe(1);
 });
 
-test('an earlier slow answer does not count when the keeper is slow again later', async () => {
+test('the count of unanswered checks restarts after each answer', async () => {
   const { said, answers, passes } = createFixture();
   for (let round = 1; round <= 3; round++) {
     said.answers = false;

@@ -18,7 +18,7 @@ interface KeeperLivenessOptions {
 /** A keeper does very little and answers within milliseconds, on an overloaded machine within a second. */
 export const keeperTimeoutMs = 5_000;
 const checkEveryMs = 10_000;
-/** In a row: a single one may be caused by a pause of this process. */
+/** Consecutive unanswered checks that mean a hang. A pause of this process may cause a single one. */
 const maxUnanswered = 2;
 
 export function createKeeperLiveness({ clock, status, onHang }: KeeperLivenessOptions): KeeperLiveness {

@@ -29,13 +29,13 @@ export interface KeeperPlacementOptions {
 /** Decides where keepers run. A container ends with all its processes, so keepers that must outlive it need containers of their own. */
 export interface KeeperPlacement {
   /**
-   * `here`: as processes beside this one. `later`: the same for now, because the engine does not answer: while it starts, it starts containers
-   * and answers no requests. Throws if the requested place is not available.
+   * `here`: keepers run as processes beside this one. `later`: they do so for now, because the engine does not answer. An engine that is
+   * starting first starts its containers, and answers no requests meanwhile. Throws if the requested place is not available.
    */
   choosePlace(signal: AbortSignal): Promise<OwnContainer | 'here' | 'later'>;
 }
 
-/** A working engine answers in milliseconds, and one that is starting waits for us. */
+/** A working engine answers in milliseconds. An engine that is starting waits for this container, so waiting for it would deadlock. */
 const engineTimeoutMs = 1_000;
 
 export function createKeeperPlacement(

@@ -15,7 +15,7 @@ export const defaultPodUser = 65_519;
 const listenTimeoutMs = 15_000;
 const pollIntervalMs = 50;
 
-/** Creates the keeper's folder. A keeper without rights cannot create it, and waits for it. */
+/** Creates the keeper's folder. A keeper has no right to create the folder, and waits for it. */
 export async function createKeeperFolder(folder: string, user: number): Promise<void> {
   await mkdir(folder, { recursive: true, mode: 0o700 });
   await chown(folder, user, user);

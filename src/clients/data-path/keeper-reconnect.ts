@@ -6,7 +6,7 @@ import type { KnownKeeper } from './known-keeper.ts';
 interface ReconnectOptions {
   readonly clock: Clock;
   readonly log: Log;
-  /** How long copies are held without a keeper to give them to. */
+  /** How long to hold the copies while no keeper runs. */
   readonly keeperWaitMs: number;
   readonly keeperLocks: KeyedLock;
   readonly connect: (keeper: KnownKeeper) => Promise<unknown>;

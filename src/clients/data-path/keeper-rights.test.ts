@@ -78,7 +78,7 @@ test('protection against low memory is used as far as permitted and installed', 
   });
 });
 
-test.skipIf(needs('linux'))('the programs grant these rights, and run the next command', async () => {
+test.skipIf(needs('linux'))('prlimit and choom grant these rights, and run the next command', async () => {
   const { commandPrefix, missingPrograms } = await protectionPrefix(true, searchPath());
   // Changes that need no privileges: a higher OOM score and a lower memlock limit.
   const [file = '', ...rest] = [...commandPrefix, 'cat', '/proc/self/oom_score_adj', '/proc/self/limits'].map((word) =>

@@ -7,11 +7,11 @@ import { searchPath } from '../mounter/tools.ts';
 /** The user and the rights of a keeper and its data paths. */
 export interface KeeperRights {
   readonly user: number;
-  /** The command that runs another one with these rights. */
+  /** The start of a command line that runs the rest of it with these rights. */
   readonly commandPrefix: readonly string[];
-  /** Why it does not run as the dedicated user. Undefined: it does. */
+  /** Why the keeper does not run as the dedicated user. Undefined: it does. */
   readonly fallbackReason: string | undefined;
-  /** Programs that would protect it further, but are not installed. */
+  /** Programs that would protect the keeper further, but are not installed. */
   readonly missingPrograms: readonly string[];
 }
 
@@ -24,7 +24,7 @@ export interface KeeperRightsOptions {
   readonly paths: readonly string[];
 }
 
-/** Above -1000, which exempts a process from the OOM killer: the kernel must be able to choose something. */
+/** Above -1000, which exempts a process from the OOM killer: the kernel must be able to kill something. */
 export const keeperOomScore = -900;
 
 /**

@@ -32,7 +32,7 @@ export interface KeeperStarter {
   /** Removes the containers of keepers that have ended. Returns how many others there are. */
   removeEndedContainers(signal: AbortSignal): Promise<number>;
   socketOf(name: string): string;
-  /** Kubernetes starts the keepers, elsewhere. Stowage waits for them and never ends them. */
+  /** Kubernetes starts the keepers in pods of their own. Stowage waits for them and never ends them. */
   readonly areExternal: boolean;
   /** The user that keepers run as. */
   user(): Promise<number>;
@@ -142,7 +142,7 @@ export function createKeeperStarter(options: KeeperStarterOptions): KeeperStarte
       },
       signal,
     );
-    // Only now: if the start fails, the previous keeper stays where it was.
+    // Record this only after the start: if it fails, the previous keeper stays where it was.
     const namespace = networkNamespace && (await namespaceIdentity(networkNamespace));
     await kinds.write(name, { ...kind, namespace, isMoving: place === 'later' });
   }

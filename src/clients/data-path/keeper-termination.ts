@@ -62,7 +62,7 @@ export function createKeeperTermination(options: KeeperTerminationOptions): Keep
     });
   }
 
-  /** Ends the keeper with all its mounts: whatever it holds would only block the next data path, too. */
+  /** Ends the keeper with all its mounts: its descriptors would block the next data path, too. */
   async function end(keeper: KnownKeeper, client: KeeperClient, isReported: boolean): Promise<void> {
     const why = 'no data path serves the mounts';
     log.error(`${why}: ending the keeper and remounting its volumes`, { keeper: keeper.name });

@@ -208,7 +208,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     await expectServerChecks();
   });
 
-  test('ends all mounts that have no serving data path when the time is up', { timeout: 60_000 }, async () => {
+  test('ends all mounts that have had no serving data path until the timeout', { timeout: 60_000 }, async () => {
     const time = createSkippingClock();
     const { client, at, place, state, lostMounts, abandoned, stop, scope } = startAgent(10_000, time);
     writeFileSync(nfsExport.on('file'), 'data');
@@ -235,7 +235,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
       ([first]) => first?.mounts?.length === 2,
     );
     expect(abandoned).toEqual([expect.objectContaining(expectedReport)]);
-    // It has answered, and is about to end.
+    // The keeper has answered the request to end, and is about to end.
     await eventually(
       () => client.dead?.([{ source: source(), target: targetAt(at) }], scope).catch(() => []),
       (dead) => dead?.[0] === at,

@@ -18,7 +18,7 @@ import { type KnownKeeper, mountsOf, requireReachable, stateOf } from './known-k
 import { createKnownKeepers, type KnownKeepers } from './known-keepers.ts';
 
 export interface UsedKeeper extends KeeperClient {
-  /** It has had no serving data path for so long that callers should stop waiting for one. */
+  /** The keeper has had no serving data path for so long that callers should stop waiting for one. */
   readonly isStuck: boolean;
 }
 
@@ -44,7 +44,7 @@ export interface Keepers extends AsyncDisposable {
   ): Promise<T | undefined>;
   /** The mounts with this prefix that a keeper has, even if they are no longer in the mount table. */
   servedMounts(prefix: string, signal: AbortSignal): Promise<readonly string[]>;
-  /** The problem of the keeper of that kind. Undefined: nothing, or it does not run. */
+  /** What is wrong with the keeper of that kind. Undefined: it works, or it does not run. */
   problemOf(kind: KeeperKind, signal: AbortSignal): Promise<string | undefined>;
   /** All keepers: those in use, and those that an earlier process started. */
   status(signal: AbortSignal): Promise<readonly KeeperStatus[]>;
@@ -52,7 +52,7 @@ export interface Keepers extends AsyncDisposable {
   upgrade(signal: AbortSignal): Promise<readonly KeeperStatus[]>;
   /** Ends keepers that have been idle since the last call, and replaces those that run in the wrong place. */
   runMaintenance(signal: AbortSignal): Promise<void>;
-  /** Keeper containers were asked to stop. Only the engine does that, when it stops all containers. */
+  /** Whether the engine asked keeper containers to stop. It does so only when it stops all containers. */
   areEnding(): boolean;
   /** Ends idle keepers. */
   endIdle(signal: AbortSignal): Promise<void>;
@@ -89,7 +89,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
   const { findNamespace, placement } = options;
   const starter = createKeeperStarter({ clock, log, folder, version, findNamespace, placement });
   const { socketOf } = starter;
-  /** Marks that are older than this process: a keeper that started again removes its mark, one that did not leaves it. */
+  /** The marks from before this process started. A keeper that restarts removes its mark; the mark of any other keeper stays. */
   const initialMarks = marksIn(folder);
   const known = createKnownKeepers({
     clock,
@@ -200,12 +200,12 @@ async function holderOf(
     const keeper = await known.findRunning(keeperName(kind), signal);
     return [keeper, keeper !== undefined && (await hasMount(keeper))];
   };
-  // A keeper that was just ending has left a data path or nothing; the second call sees which.
+  // If the keeper ended during the first call, the second call finds its data path, or nothing.
   const [own, isHolder] = await ownKeeper().catch((cause: unknown) => {
     if (isGone(cause)) return ownKeeper();
     throw cause;
   });
-  // This is the usual case. The other keepers, and what may be wrong with them, don't matter then.
+  // The usual case: problems of other keepers don't matter.
   if (isHolder) return own;
   const others = (await known.listRunning(signal)).filter((keeper) => keeper !== own);
   const found = await Promise.all(others.map((keeper) => hasMount(keeper).catch(() => false)));

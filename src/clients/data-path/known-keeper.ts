@@ -8,17 +8,17 @@ import { type KeeperLiveness, keeperTimeoutMs } from './keeper-liveness.ts';
 export interface KnownKeeper {
   readonly name: string;
   client: KeeperClient | undefined;
-  /** It did not answer, and could not be killed. */
+  /** The keeper did not answer, and could not be killed. */
   isOutOfReach: boolean;
   liveness: KeeperLiveness | undefined;
-  /** Copies of its descriptors, if it may be killed together with all its processes. */
+  /** Copies of the keeper's descriptors, if the keeper may be killed together with all its processes. */
   readonly copies: DescriptorCopies | undefined;
   state: KeeperState | undefined;
   useCount: number;
   idleRounds: number;
-  /** When it lost its serving data path while it has mounts. */
+  /** Since when the keeper has had mounts but no serving data path. */
   unservedSince: number | undefined;
-  /** The timer that ends the keeper if that lasts. */
+  /** Ends the keeper if its mounts are not served for too long. */
   endTimer: Disposable | undefined;
 }
 

@@ -28,7 +28,7 @@ const unservedState: KeeperState = {
 };
 
 describe.skipIf(needs('linux'))('known keepers', () => {
-  test('a keeper that has just replaced another one gets the full time to serve, whatever the other one used up', async () => {
+  test('a keeper that has just replaced another one gets the full timeout, however long its predecessor served nothing', async () => {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-known-'));
     const clock = createFakeClock();
     const socketOf = (name: string): string => join(folder, name, 'sock');
@@ -95,7 +95,7 @@ describe.skipIf(needs('linux'))('known keepers', () => {
     clock.advance(1_001);
     expect([known.isStuck(keeper), await mountsOf(keeper, clock, unending)]).toEqual([false, ['m']]);
     expect(abandoned).toEqual([]);
-    // It recovers for a moment: after that the time starts again.
+    // The keeper recovers for a moment, which restarts the timeout.
     for (const state of [{ ...unservedState, mounts: 0 }, unservedState])
       connections.at(-1)?.send({ kind: 'state', ask: 0, state });
     await waitForUnservedSince(3_000);

@@ -20,7 +20,7 @@ export interface KnownKeepersOptions {
   readonly folder: string;
   readonly version: string;
   readonly stuckMs: number;
-  /** How long copies are held without a keeper to give them to. */
+  /** How long to hold the copies while no keeper runs. */
   readonly keeperWaitMs: number;
   readonly starter: KeeperStarter;
   readonly onMountsLost: () => void;
@@ -29,7 +29,7 @@ export interface KnownKeepersOptions {
 
 export interface KnownKeepers extends Disposable {
   getOrCreate(name: string): KnownKeeper;
-  /** Held while a keeper of that name is started, connected to or ended. */
+  /** Locks by keeper name: held while a keeper is started, connected or ended. */
   readonly keeperLocks: KeyedLock;
   /** Undefined: no process listens on its socket. */
   connect(keeper: KnownKeeper): Promise<KeeperClient | undefined>;
@@ -45,7 +45,7 @@ export interface KnownKeepers extends Disposable {
 /** Longer than a keeper waits for a data path that has lost its keeper. */
 const shareTimeoutMs = 10_000;
 
-/** Undefined: no keeper listens there. */
+/** Undefined: no keeper listens on the socket. */
 function tryConnect(options: Parameters<typeof connectKeeper>[0]): KeeperClient | undefined {
   try {
     return connectKeeper(options);

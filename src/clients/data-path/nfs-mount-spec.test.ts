@@ -82,7 +82,7 @@ test("the system's client refuses a volume with an enforced size", () => {
   expect(() => refuse?.(sourceWith({ quota }))).not.toThrow();
 });
 
-test('uses the certificate for mounts if there is one, and never the other key', async () => {
+test('uses the certificate for mounts if there is one, and never combines it with the client key', async () => {
   await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-spec-'));
   const write = (...names: readonly string[]): Promise<unknown> =>
     Promise.all(names.map((name) => writeFile(join(folder.path, name), name)));
@@ -98,7 +98,7 @@ test('uses the certificate for mounts if there is one, and never the other key',
   });
   await write('mount.key');
   expect(await readTls()).toEqual({ ca: 'ca.pem', certificate: 'mount.pem', key: 'mount.key', serverName: 'nas' });
-  // With half of the pair, it does not fall back to the other certificate, which is not confined.
+  // With half of the pair, it does not fall back to the client certificate, which allows everything.
   await rm(join(folder.path, 'mount.pem'));
   await expect(readTls()).rejects.toMatchObject({
     message: `the file ${join(folder.path, 'mount.pem')} for the store's TLS cannot be read`,

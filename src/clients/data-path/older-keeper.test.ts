@@ -26,7 +26,7 @@ const olderState = {
   report: '',
 } as unknown as KeeperState;
 
-test.skipIf(needs('linux'))('a keeper of an older version is used without a second holder', async () => {
+test.skipIf(needs('linux'))('a keeper of an older version is used without descriptor copies', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'stowage-older-'));
   const path = join(folder, 'own', 'sock');
   const receivedKinds: Kind[] = [];

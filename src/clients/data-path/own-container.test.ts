@@ -78,11 +78,11 @@ describe('the own container', () => {
     expect(await findWith({ message: 'No such container' }, cgroupEvidence, 404)).toBeUndefined();
   });
 
-  test('is not found if a container only has this name', async () => {
+  test('is not found if only the name of a container matches', async () => {
     expect(await findWith({ ...found, Id: other }, { hostname: 'ab12ab12ab12' })).toBeUndefined();
   });
 
-  test('is unknown while the engine fails', async () => {
+  test('cannot be determined while the engine fails', async () => {
     await expect(findWith({ message: 'no' }, cgroupEvidence, 500)).rejects.toThrow('no');
   });
 });

@@ -16,7 +16,7 @@ export interface OwnContainer {
   hostPath(path: string): string | undefined;
 }
 
-/** What a process can read about its environment. */
+/** What a process can read about the container that it runs in. */
 export interface ContainerEvidence {
   readonly mountinfo: string;
   readonly cgroup: string;
@@ -43,7 +43,7 @@ export function possibleIds({ mountinfo, cgroup, hostname: name }: ContainerEvid
   return [...new Set([...idsInMounts, ...idsInCgroup, ...(/^[0-9a-f]{12}$/.test(name) ? [name] : [])])];
 }
 
-/** Undefined: none of these engines created it, or this is no container. Throws if an engine that may have created it does not answer. */
+/** Undefined: none of these engines created this container, or this process runs in none. Throws if an engine that may have created it does not answer. */
 export async function findOwnContainer(
   evidence: ContainerEvidence,
   engines: Iterable<DockerClient>,

@@ -12,7 +12,7 @@ import { settled } from '#testing/keeper/fake-children.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { createKeepers } from './keepers.ts';
 
-// As if they ran in two containers.
+// As if this process and the keeper ran in two containers.
 vi.mock(import('#keeper/system-calls.ts'), async (original) => ({
   ...(await original()),
   killProcess: () => {
@@ -36,7 +36,7 @@ const idleState: KeeperState = {
 const kind = { network: undefined, privilegedPorts: false };
 
 describe.skipIf(needs('linux'))('a keeper that hangs in another container', () => {
-  test('callers get an error with advice at once, until the keeper answers again', async () => {
+  test('makes callers fail at once with advice, until it answers again', async () => {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-reach-'));
     const clock = createFakeClock();
     const connections: Connection[] = [];

@@ -64,7 +64,7 @@ function follow(): AsyncDisposable {
 
 const waitForValue = (value: () => unknown, expected: unknown): Promise<void> =>
   vi.waitFor(() => expect(value()).toEqual(expected), { interval: 1 });
-/** Lets everything settle that waits for nothing. */
+/** Runs everything that is already queued. */
 const flushPendingWork = async (): Promise<void> => {
   for (let i = 0; i < 20; i++) await new Promise(setImmediate);
 };
@@ -91,7 +91,7 @@ test('calls back at the start, and for all events that change containers', async
   expect(logLines).toEqual([]);
 });
 
-test('reports an engine that is missing at the start once, and calls back when it is there', async () => {
+test('reports an engine that is missing at the start once, and calls back when it answers', async () => {
   isReachable = false;
   await using _ = follow();
   await waitForValue(() => callbackCount, 1);

@@ -69,7 +69,7 @@ async function follow(parts: ContainerEventsParts, signal: AbortSignal): Promise
     if (signal.aborted) return;
     if (!isLost) log.warn('lost the connection to a container engine', { engine: name, ...streamEnd });
     isLost = true;
-    // Also if the engine is not reachable at the start: the listener then finds that out.
+    // Notify also if the engine is unreachable at the start: the listener then learns that.
     if (!hasNotified) changed();
     hasNotified = true;
     // Back off even if it answered, in case it always hangs up at once.
@@ -82,7 +82,7 @@ async function follow(parts: ContainerEventsParts, signal: AbortSignal): Promise
 async function readEvents(parts: ContainerEventsParts, signal: AbortSignal, opened: () => void): Promise<StreamEnd> {
   const { name, client, clock, changed } = parts;
   try {
-    // Ask for events from a moment ago, so that none is missed between the list that is now taken and the first event.
+    // Request events since now, so that no event between the caller's listing and the start of the stream is missed.
     const events = await client.events({ types: ['container'], since: clock.now() }, signal);
     opened();
     for await (const event of events) if (isListChange(event)) changed();

@@ -14,7 +14,7 @@ export async function namespaceOf({ id, name, sandbox, state: { pid } }: Contain
 
 const isNamespace = async (path: string): Promise<boolean> => {
   try {
-    // If the namespace is not mounted on the file, the file is on another file system than all namespaces (nsfs).
+    // A bind-mounted namespace is on nsfs; a leftover empty file is not.
     return (await stat(path)).dev === (await stat('/proc/self/ns/net')).dev;
   } catch {
     return false;

@@ -44,7 +44,7 @@ interface FakeEngine extends ScriptedEngine {
   pid: number;
   /** The statuses of calls that fail, by `METHOD /path`. */
   readonly failures: Map<string, { readonly status: number; readonly message: string }>;
-  /** The calls so far, without those that only read. */
+  /** The calls so far, without GET requests. */
   readonly changes: () => readonly string[];
 }
 
@@ -329,7 +329,7 @@ describe('finding the namespace of a network', () => {
     });
   });
 
-  test('reports an engine that does not answer, unless another one has what is asked for', async () => {
+  test('reports an engine that does not answer, unless another engine has the container', async () => {
     const { networks, docker, podman } = await createFixture();
     await docker.stop();
     podman.containers.set('db', container('db'));
@@ -344,7 +344,7 @@ describe('finding the namespace of a network', () => {
 });
 
 describe('a namespace', () => {
-  test('is not guessed if only the engine can see it', async () => {
+  test('is not guessed from the pid if only the engine can see it', async () => {
     const { networks, docker } = await createFixture();
     // Another process has that pid here.
     docker.containers.set('web', container('web', { sandbox: '/run/docker/netns/123', pid: process.pid }));
@@ -360,7 +360,7 @@ describe('a namespace', () => {
     });
   });
 
-  test('is not a regular file in its place', async () => {
+  test('is reported as hidden if a regular file is at its path', async () => {
     const { networks, docker } = await createFixture();
     docker.containers.set('web', container('web', { sandbox: '/proc/self/status' }));
     await expect(networks.findNamespace('web', signal)).rejects.toMatchObject({ reason: 'engine-network-hidden' });
@@ -373,7 +373,7 @@ describe('a namespace', () => {
     expect(await networks.findNamespace('web', signal)).toBe(`/proc/${process.pid}/ns/net`);
   });
 
-  test('of a shared network has to be given by its owner', async () => {
+  test('of a container that shares a network must be requested through the owner of the network', async () => {
     const { networks, docker } = await createFixture();
     docker.containers.set('web', container('web', { sandbox: '', pid: process.pid }));
     await expect(networks.findNamespace('web', signal)).rejects.toMatchObject({
@@ -415,13 +415,13 @@ describe('an anchor', () => {
     });
     expect(await restarted.findNamespace('docker:storage', signal)).toBe(ownNamespace);
     expect(docker.changes()).toEqual(changesBefore);
-    // The anchor of another instance is not.
+    // The anchor of another instance is not reused.
     const other = createEngineNetworks({ engines, instance: 'two', log: silentLog(), hasHostNetwork: onHostNetwork });
     await other.findNamespace('docker:storage', signal);
     expect(docker.containers.size).toBe(2);
   });
 
-  test('of a network given by its id stays', async () => {
+  test('is kept if its network was given by id', async () => {
     const { networks, docker } = await createFixture();
     await networks.findNamespace('docker:net-1', signal);
     const { id } = onlyContainer(docker);
@@ -431,7 +431,7 @@ describe('an anchor', () => {
 
   test.each([
     ['was stopped', (anchor: FakeContainer) => Object.assign(anchor, { running: false, sandbox: '' })],
-    ['was taken off the network', (anchor: FakeContainer) => Object.assign(anchor, { networks: {} })],
+    ['was disconnected from the network', (anchor: FakeContainer) => Object.assign(anchor, { networks: {} })],
   ])('that %s is created again', async (_how, change) => {
     const { networks, docker } = await createFixture();
     await networks.findNamespace('docker:storage', signal);
@@ -526,7 +526,7 @@ describe('removing unused anchors', () => {
   const containerNames = ({ containers }: FakeEngine): readonly string[] =>
     [...containers.values()].map(({ labels, name }) => labels['stowage.dev/anchor'] ?? name).sort();
 
-  test('removes ours that are not used', async () => {
+  test('removes unused anchors of this instance', async () => {
     const clock = createFakeClock();
     const { networks, docker, podman } = await createFixture('one', clock);
     docker.networks.set('backend', 'net-2');

@@ -23,11 +23,11 @@ import {
 export interface EngineNetworks {
   /**
    * `docker:NETWORK` and `podman:NETWORK`: the namespace of an anchor, a container whose only purpose is to be attached to the network.
-   * `container:NAME`, or a bare name, which may be a container or a network: its namespace; the container need not run. Anything else is
-   * returned unchanged, as it names a namespace itself.
+   * `container:NAME`: the container's namespace, also while the container is stopped. A bare name: a container or a network. Anything else
+   * names a namespace itself and is returned unchanged.
    */
   readonly findNamespace: FindNamespace;
-  /** Removes anchors of networks that are not among `used` and were not asked for recently. */
+  /** Removes anchors of networks that are not among `used` and were not requested recently. */
   removeUnusedAnchors(used: ReadonlySet<string>, signal: AbortSignal): Promise<void>;
 }
 
@@ -52,7 +52,7 @@ export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks
     return engine;
   }
 
-  /** Asks the engines in order and returns the first answer. Throws an engine's failure only if no other engine has one. */
+  /** Queries the engines in order and returns the first result. If no engine has one, throws the first failure. */
   async function firstAnswer<T>(query: (engine: DockerClient, kind: EngineKind) => Promise<T | undefined>) {
     const failures: StowageError[] = [];
     for (const [kind, engine] of engines) {
@@ -100,7 +100,7 @@ export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks
     return await anchors.ensureNamespace({ kind, engine }, first, signal);
   }
 
-  /** If an engine does not answer, it may have a container of that name, so this throws. */
+  /** Throws if an engine does not answer: it may have a container of that name. */
   const findContainerOrNetwork = async (name: string, signal: AbortSignal): Promise<string | undefined> =>
     (await findContainerNamespace(name, signal)) ??
     (await firstAnswer(async (engine, kind) => {

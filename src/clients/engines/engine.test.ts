@@ -82,7 +82,7 @@ describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
       expect(await listedStates()).toEqual([]);
     });
 
-    test('are listed with each volume of ours once, and no other volumes', async () => {
+    test('are listed with each Stowage volume once, and without other volumes', async () => {
       await using _ = { [Symbol.asyncDispose]: async () => void (await testEngine.run('rm', 'some', 'none')) };
       await testEngine.run('volume', 'create', 'plain');
       const volumes = ['photos:/a', 'photos:/b', 'films:/c', 'plain:/d', '/etc:/e'].flatMap((one) => ['--volume', one]);
@@ -99,7 +99,7 @@ describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
       expect(found[0]?.volumes).toHaveLength(2);
     });
 
-    test('cause events when they change, but not for what happens inside them', async () => {
+    test('trigger the callback when they change, but not for processes started inside them', async () => {
       let count = 0;
       await using _ = engine.follow(() => {
         count++;
@@ -149,7 +149,7 @@ describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
       expect(count).toBe(3);
     });
 
-    test('mount with ids that belong to the engine', async () => {
+    test('mount with ids that identify the engine', async () => {
       const callsBefore = plugin.calls.length;
       for (const name of ['first', 'second'])
         await testEngine.run(
@@ -177,7 +177,7 @@ describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
       expect(new Set(pluginCalls.map(({ id }) => id)).size).toBe(kind === 'podman' ? 1 : 2);
     });
 
-    test('have the users of this machine', async () => {
+    test('are not reported as user-remapped', async () => {
       expect(await engine.remapsUsers(scope)).toBe(false);
     });
   });
@@ -197,7 +197,7 @@ describe.skipIf(needs('root', 'mount', 'docker'))('a real engine that remaps use
   });
 });
 
-describe('the answers of engines', () => {
+describe('responses of engines', () => {
   let scripted: ScriptedEngine;
   let engine: ContainerEngine & Disposable;
   let answer: unknown;
@@ -254,7 +254,7 @@ describe('the answers of engines', () => {
     ['nfsvol', undefined],
     ['', undefined],
   ])(
-    'a volume of the driver “%s” belongs to our plugin %s, or may be ours under another name',
+    'a volume of the driver “%s” belongs to the Stowage plugin %s; with undefined, the plugin may have an alias',
     async (driver, plugin) => {
       answer = [container('running', driver)];
       const found = (await engine.containers(scope)).flatMap(({ volumes }) => volumes);
@@ -308,7 +308,7 @@ describe('the answers of engines', () => {
     await expect(engine.containers(scope)).rejects.toMatchObject({ code, reason, message });
   });
 
-  test('user remapping is known while the engine answers nothing else, and is asked for again after its restart', async () => {
+  test('user remapping is cached while the engine does not answer, and is queried again after its restart', async () => {
     let options: readonly string[] = ['name=userns'];
     let isBusy = false;
     await using scriptedEngine = await startScriptedEngine((path, _request, response) => {

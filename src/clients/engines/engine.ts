@@ -61,7 +61,7 @@ export function createContainerEngine(parts: ContainerEngineParts): ContainerEng
   };
 }
 
-/** `docker rm -v` removes the volume after it; a container whose removal failed (`dead`) is never started again. */
+/** `docker rm -v` removes the volumes after the container; a container whose removal failed (`dead`) is never started again. */
 const leavingStates: readonly string[] = ['removing', 'dead'];
 /** Podman's `stopped` means that a container ended but is not cleaned up yet. Containers in an unknown state count as running. */
 const endedStates: readonly string[] = ['exited', 'stopped'];

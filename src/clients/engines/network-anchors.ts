@@ -22,7 +22,7 @@ interface ContainerEngine {
 export interface NetworkAnchors {
   /** The namespace of the network's anchor, which is created if there is none. */
   ensureNamespace(engine: ContainerEngine, network: string, signal: AbortSignal): Promise<string>;
-  /** Removes the anchors of networks that are not among `used` and were not asked for recently. */
+  /** Removes the anchors of networks that are not among `used` and were not requested recently. */
   removeUnused(engine: DockerClient, used: ReadonlySet<string>, signal: AbortSignal): Promise<void>;
 }
 
@@ -33,16 +33,16 @@ interface NetworkAnchorsOptions {
   readonly instance: string;
 }
 
-/** The engine's deadline if a cached answer can be used instead. */
+/** The timeout of an engine request if a cached answer can be used instead. */
 const cachedAnswerMs = 2_000;
-/** Longer than any check takes. */
+/** Anchors that were requested within this time are kept. Longer than any check takes. */
 const recentUseMs = 20_000;
 
 export function createNetworkAnchors({ clock, log, instance }: NetworkAnchorsOptions): NetworkAnchors {
   const locks = createKeyedLock();
   /** The anchors as last seen: a network keeps working while its engine is down. */
   const lastSeenAnchors = new Map<string, Container>();
-  /** When each network was last asked for: for a store that is being added, for a check, or for a keeper that still runs there. */
+  /** When each network was last requested: for a store that is being added, for a check, or for a keeper that still runs there. */
   const lastUsed = new Map<string, number>();
   const wasUsedRecently = (network: string): boolean =>
     clock.elapsed() - (lastUsed.get(network) ?? -Infinity) < recentUseMs;

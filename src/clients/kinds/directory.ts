@@ -60,7 +60,7 @@ export function createDirectoryClient({
       const mountPoint = await makeStage(at, 'filesystem');
       const table = await readTable();
       const currentMount = table.mountAt(mountPoint);
-      // A directory on a read-only file system can be mounted read-only only, and each bind must ask for that.
+      // A directory on a read-only file system can be mounted read-only only, and each bind must request that.
       const readOnly = currentMount?.mountReadOnly ?? table.mountContaining(path)?.readOnly === true;
       await mounter.bind(path, mountPoint, { readOnly }, scope);
     },

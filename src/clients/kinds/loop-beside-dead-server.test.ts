@@ -89,7 +89,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
       expect(scratch.loops()).toEqual([other.node]);
     });
 
-    test('a volume whose image has the same name as that file mounts even if the FUSE mount is not visible', async () => {
+    test('a volume whose image has the same name as the stopped device’s file mounts even if the FUSE mount is not visible', async () => {
       const volume = source(scratch.image('same-name.img', 50, 'ext4'), 'ext4');
       await using other = await stoppedLoopDevice(scratch, { name: 'same-name.img' });
       execFileSync('umount', ['--lazy', scratchPath('stopped/mnt')]);
@@ -99,7 +99,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
       expect((await listAttachedLoops()).map(({ node }) => node)).toContain(other.node);
     });
 
-    test('a volume whose image has the same name as that file mounts, is reported in use, and unmounts', async () => {
+    test('a volume whose image has the same name as the stopped device’s file mounts, is reported in use, and unmounts', async () => {
       const volume = source(scratch.image('same-name.img', 50, 'ext4'), 'ext4');
       await using other = await stoppedLoopDevice(scratch, { name: 'same-name.img' });
       await client.stage(volume, targetAt(scratchPath('stage')), scratch.scope);

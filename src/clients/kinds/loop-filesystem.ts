@@ -29,7 +29,7 @@ export async function stageFileSystem(
   await useDirectIo(parts, loop, scope);
   await growMounted(parts, { image, kind, loop, mountPoint }, scope).catch((cause: unknown) => {
     if (!(cause instanceof StowageError) || !cause.reason.startsWith('grow-')) throw cause;
-    // A mount with less room than the image has is better than none.
+    // A mount that is smaller than its image is better than no mount.
     scope.log.warn('the file system is smaller than its image', { image, why: cause.message, action: cause.action });
   });
 }

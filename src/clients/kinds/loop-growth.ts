@@ -84,7 +84,7 @@ async function waitUntilUnused(
   });
 }
 
-/** Asks the kernel whether no process has the image open for writing; both programs would. */
+/** Whether no process has the image open for writing, as e2fsck and resize2fs would. False also if the kernel does not answer in time. */
 async function hasNoWriterInTime(image: string, clock: Clock): Promise<boolean> {
   const writerCheck = hasNoWriter(image);
   return (await endsWithin(writerCheck, leaseTimeoutMs, clock)) && (await writerCheck);

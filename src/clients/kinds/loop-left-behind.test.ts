@@ -49,7 +49,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount
   };
   const backingPath = (device: string): string =>
     readFileSync(`/sys/block/${device.replace('/dev/', '')}/loop/backing_file`, 'utf8').trim();
-  /** Returns the device. */
+  /** Attaches the image in a namespace that then ends. Returns the device. */
   const attachInEndedNamespace = (image: string): string =>
     execFileSync('unshare', [...slaveMounts, 'losetup', '--find', '--show', image])
       .toString()
@@ -59,7 +59,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount
     scratch = createScratchFolder();
     // When the namespace ends, its copy of this mount is gone, and with it the beginning of the paths.
     execFileSync('mount', ['--bind', scratch.folder, scratch.folder]);
-    // With shared propagation, mounts in it would appear twice: in the folder below it, too.
+    // With shared propagation, mounts in the folder would appear twice: also in the folder below the bind mount.
     execFileSync('mount', ['--make-private', scratch.folder]);
     mounter = createLinuxMounter({ clock, run, forbiddenFolders: () => [], storeRoots: () => [scratchPath('store')] });
     client = createLoopClient({ mounter, run, clock });
@@ -69,13 +69,13 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount
     const images = existsSync(scratchPath('store'))
       ? readdirSync(scratchPath('store')).filter((name) => name.endsWith('.img'))
       : [];
-    // Mounts inside it end with it.
+    // Mounts in the scratch folder end with the folder's own mount.
     for (const device of images.flatMap((name) => devicesOn(scratchPath(`store/${name}`))))
       execFileSync('losetup', ['--detach', device]);
     scratch[Symbol.dispose]();
   });
 
-  test('a file system is found mounted, grown and unmounted', async () => {
+  test('a mounted file system is recognized, grown and unmounted', async () => {
     const volume = source(scratch.image('store/v.img', 8, 'ext4'), 'ext4');
     const device = attachInEndedNamespace(volume.path);
     execFileSync('mount', [device, scratchPath('stage')]);
@@ -92,7 +92,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount
     expect([devicesOn(volume.path), existsSync(scratchPath('stage'))]).toEqual([[], false]);
   });
 
-  test('a block device stays the only one of its file, and is detached', async () => {
+  test('the device of a block volume is reused and then detached', async () => {
     const volume = source(scratch.image('store/v.img', 4), undefined);
     writeFileSync(scratchPath('block'), '');
     const device = attachInEndedNamespace(volume.path);
@@ -147,11 +147,11 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount
     }
   });
 
-  test('a device with the same path in another namespace is not ours', async () => {
+  test('a device with the same path in another namespace is left alone', async () => {
     const volume = source(scratch.image('store/v.img', 4), undefined);
     mkdirSync(scratchPath('elsewhere/store'), { recursive: true });
     const otherImage = scratch.image('elsewhere/store/v.img', 4);
-    // In that live namespace, its folder is at the path that ours has here.
+    // In the other namespace, the other folder is mounted at the path of our store.
     const script = 'mount --bind "$1" "$2"; losetup --find --show "$3"; exec sleep 1000';
     const args = [
       ...slaveMounts,

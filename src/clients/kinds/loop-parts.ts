@@ -53,7 +53,7 @@ export async function attachLoop(
 
 /**
  * Without direct I/O the data are cached twice, and a loop device on a file of a FUSE file system can deadlock when memory runs
- * short. If the file system below does not support it, nothing changes.
+ * short. If the underlying file system does not support it, nothing changes.
  */
 export async function useDirectIo(parts: LoopParts, loop: Loop, scope: Scope): Promise<void> {
   if ((await readFile(`/sys/block/${loop.name}/loop/dio`, 'utf8').catch(() => '')).trim() === '1') return;
@@ -92,8 +92,8 @@ async function volumeLoops(parts: LoopParts, path: string): Promise<VolumeLoops>
 }
 
 /**
- * Returns the device whose node is bound at the stage, if it belongs to the volume. The path does not tell, because the image may have been
- * renamed. The device number does not tell either, because another program may have reused it.
+ * Returns the device whose node is bound at the stage, if it belongs to the volume. The path is not enough: the image may have been
+ * renamed. Neither is the device number: another program may have reused it.
  */
 export async function findShownLoop(
   parts: LoopParts,
@@ -117,7 +117,7 @@ export async function detachIdle(parts: LoopParts, path: string, scope: Scope): 
 }
 
 /**
- * The same after the stage is unmounted. Returns the devices that it detached. Throws 'in-use' if a device of the volume is mounted, or something is stacked
+ * Detaches the devices of a volume whose stage is unmounted. Returns the devices that it detached. Throws 'in-use' if a device of the volume is mounted, or something is stacked
  * on it. Such a device stays attached: a bind does not hold it open, and after a detach its number could become another file's.
  */
 export async function detachUnused(

@@ -68,7 +68,7 @@ const zero = (path: string, from: number, length: number): void => {
   writeSync(file, Buffer.alloc(length), 0, length, from);
   closeSync(file);
 };
-/** A process that has the file open, until it is disposed of. */
+/** Keeps the file open until disposed of. */
 const openFile = (path: string): Disposable => {
   const file = openSync(path, 'r');
   return { [Symbol.dispose]: () => closeSync(file) };
@@ -101,7 +101,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect(ranTools).not.toContain('resize2fs');
   });
 
-  test('bypasses the page cache of the file below', async () => {
+  test('uses direct I/O on the image', async () => {
     await client.stage(
       source(scratch.image('v.img', 300, 'xfs'), 'xfs'),
       targetAt(scratchPath('stage')),
@@ -154,7 +154,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect(grownPaths).toEqual([scratchPath('stage')]);
   });
 
-  test('an xfs image that grew while unmounted uses its room after the next stage', async () => {
+  test('grows an xfs file system at the next stage if its image grew while unmounted', async () => {
     const volume = source(scratch.image('v.img', 300, 'xfs'), 'xfs');
     await client.grow(volume, targetAt(scratchPath('stage')), scratch.scope);
     truncateSync(volume.path, 600 * 2 ** 20);
@@ -162,7 +162,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect(mib(scratchPath('stage'))).toBeGreaterThan(500);
   });
 
-  test('the next stage completes a growth that a crash interrupted', async () => {
+  test('completes at the next stage a growth that a crash interrupted', async () => {
     const volume = source(scratch.image('v.img', 300, 'xfs'), 'xfs');
     await client.stage(volume, targetAt(scratchPath('stage')), scratch.scope);
     truncateSync(volume.path, 600 * 2 ** 20);
@@ -170,7 +170,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect(mib(scratchPath('stage'))).toBeGreaterThan(500);
   });
 
-  test('grows ext4 at the latest with the next stage, and keeps its data', async () => {
+  test('grows ext4 at the next stage at the latest, and keeps its data', async () => {
     const volume = source(scratch.image('v.img', 50, 'ext4'), 'ext4');
     await client.stage(volume, targetAt(scratchPath('stage')), scratch.scope);
     writeFileSync(join(scratchPath('stage'), 'file'), 'kept');
@@ -233,7 +233,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect(existsSync(scratchPath('stage'))).toBe(false);
   });
 
-  test('stays staged while it is in use, and names the users', async () => {
+  test('keeps a volume staged while it is in use, and names the users', async () => {
     const volume = source(scratch.image('v.img', 300, 'xfs'), 'xfs');
     await client.stage(volume, targetAt(scratchPath('stage')), scratch.scope);
     using _open = openFile(scratchPath('stage'));
@@ -244,7 +244,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect(scratch.loops()).toHaveLength(1);
   });
 
-  test('stays staged while a bind of it exists, and names the bind', async () => {
+  test('keeps a volume staged while a bind of it exists, and names the bind', async () => {
     const volume = source(scratch.image('v.img', 300, 'xfs'), 'xfs');
     mkdirSync(scratchPath('target'));
     await client.stage(volume, targetAt(scratchPath('stage')), scratch.scope);
@@ -258,7 +258,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect(scratch.loops()).toEqual([]);
   });
 
-  test("is in use by a copy of the stages' folder that does not receive the unmount, and names it", async () => {
+  test("reports a volume as in use by a copy of the stages' folder that does not receive the unmount, and names the copy", async () => {
     const volume = source(scratch.image('v.img', 300, 'xfs'), 'xfs');
     for (const name of ['stages', 'copy']) mkdirSync(scratchPath(name));
     execFileSync('mount', ['--bind', scratchPath('stages'), scratchPath('stages')]);
@@ -276,7 +276,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect(scratch.loops()).toEqual([]);
   });
 
-  test('an image that was moved is in use while its device is mounted elsewhere', async () => {
+  test('reports a moved image as in use while its device is mounted elsewhere', async () => {
     const volume = source(scratch.image('v.img', 300, 'xfs'), 'xfs');
     mkdirSync(scratchPath('target'));
     await client.stage(volume, targetAt(scratchPath('stage')), scratch.scope);
@@ -290,7 +290,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect([scratch.mounts(), scratch.loops(), existsSync(scratchPath('stage'))]).toEqual([[], [], false]);
   });
 
-  test('an image that was deleted can still be unstaged', async () => {
+  test('unstages a deleted image', async () => {
     const volume = source(scratch.image('v.img', 300, 'xfs'), 'xfs');
     await client.stage(volume, targetAt(scratchPath('stage')), scratch.scope);
     rmSync(volume.path);
@@ -309,7 +309,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     });
   });
 
-  test('two processes that stage one image at once use one device', async () => {
+  test('uses one device when several processes stage one image at once', async () => {
     for (const kind of ['ext4', 'xfs'] as const) {
       const volume = source(scratch.image(`${kind}.img`, 300, kind), kind);
       // Each client has locks of its own, as two processes do.
@@ -348,7 +348,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
     expect(readFileSync(volume.path).toString('latin1', 0, 8)).toBe('wordword');
   });
 
-  test('a read-only device refuses writes, and cannot be used for writing at the same time', async () => {
+  test('stages a device read-only, and refuses to stage it for writing at the same time', async () => {
     const volume = source(scratch.image('v.img', 4), undefined);
     const readOnly = { ...volume, readOnly: true };
     // A crash left the device attached for writing.
@@ -396,7 +396,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
     expect(statSync(scratchPath('stage')).rdev).toBe(statSync(node).rdev);
   });
 
-  test('is unstaged although another program has mounted a device with the same number', async () => {
+  test('unstages a volume although another program has mounted a device with the same number', async () => {
     const [mine, other] = [source(scratch.image('v.img', 4), undefined), scratch.image('other.img', 50, 'ext4')];
     await client.stage(mine, targetAt(scratchPath('stage')), scratch.scope);
     const [loop = ''] = scratch.loops();
@@ -412,7 +412,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
     ]);
   });
 
-  test('grows while it is staged', async () => {
+  test('grows a staged device', async () => {
     const volume = source(scratch.image('v.img', 4), undefined);
     await client.grow(volume, targetAt(scratchPath('stage')), scratch.scope);
     await client.stage(volume, targetAt(scratchPath('stage')), scratch.scope);

@@ -36,11 +36,11 @@ interface ServedMountsOptions {
 
 /** How long the kernel gets to end an unmounted file system; after that it is still in use elsewhere. */
 const endTimeoutMs = 2_000;
-/** Usually it takes a millisecond. */
+/** A file system usually ends within a millisecond. */
 const [minPollMs, maxPollMs] = [1, 20];
 /** For flushing dirty data to the server; shorter than the deadline of an unmount. */
 const flushTimeoutMs = 4_000;
-/** For the keeper's answer after that. */
+/** For the keeper's reply after the flush. */
 const keeperAnswerMs = 1_500;
 
 export function createServedMounts({ keepers, clock, readTable }: ServedMountsOptions): ServedMounts {

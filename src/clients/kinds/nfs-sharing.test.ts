@@ -43,7 +43,7 @@ function joinStaged(requested: Source, staged: Source): { readonly source: Sourc
   return { source: sharing.join(volume, requested, asStored(staged), log), warned: warnings };
 }
 
-test('refuses another mount of a volume with an enforced size where the size is not enforced', () => {
+test('refuses another mount of a volume with an enforced size if the stage does not enforce it', () => {
   expect(() => joinStaged(sourceWith({ quota }), sourceWith({}))).toThrow(
     expect.objectContaining({
       code: 'conflict',
@@ -58,14 +58,14 @@ test('refuses another mount of a volume with an enforced size where the size is 
   });
 });
 
-test('another mount has the options of the first one, and the log names those that differ', () => {
+test('gives another mount the options of the first one, and logs the options that differ', () => {
   const first = sourceWith({ softMs: 1000, tls: { folder: undefined } });
   const { source, warned } = joinStaged(sourceWith({ squash: 'all' }), first);
   expect(source).toEqual(asStored(first));
   expect(warned).toEqual([{ volume: 'silver/photos', differing: ['tls', 'squash', 'softMs'] }]);
 });
 
-test('logs another group of the next pod, and keeps the first one', () => {
+test('keeps the group of the first pod, and logs that the next pod has another one', () => {
   const first = sourceWith({ squash: 'all', group: 2000 });
   const { source, warned } = joinStaged(sourceWith({ squash: 'all', group: 3000 }), first);
   expect(source).toEqual(asStored(first));

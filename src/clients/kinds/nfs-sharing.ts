@@ -13,8 +13,8 @@ const sharedOptions = [
 ] satisfies readonly (keyof NfsConnection)[];
 
 /**
- * All mounts of a volume on a node share the stage and its options, whatever the store's options are now. Throws if that would
- * break a promise.
+ * All mounts of a volume on a node share the stage and its options, whatever the store's options are now. Throws if the
+ * volume's size must be enforced but the stage does not enforce it.
  */
 function join(volume: VolumeName, requested: NfsSource, staged: NfsSource, log: Log): NfsSource {
   if (requested.way.quota !== undefined && staged.way.quota === undefined) throw enforcementNeedsUnmount(volume);
@@ -40,7 +40,7 @@ function replace(known: NfsSource, current: NfsSource): NfsSource {
   };
 }
 
-/** Answers core's questions about NFS sources. Pure functions. */
+/** What core needs to know about NFS sources. Pure functions. */
 export const nfsSources: Required<Pick<Client<'nfs'>, 'sharing' | 'withMountOptions' | 'isSingleUser'>> = {
   sharing: { join, replace, groupOf: ({ way }) => way.group },
   /**

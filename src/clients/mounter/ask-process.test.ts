@@ -3,7 +3,7 @@ import { expect, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { askProcess } from './ask-process.ts';
 
-test('limits the number of unanswered questions, and asks again when the processes end', async () => {
+test('limits the number of pending reads, and reads again when they end', async () => {
   const realClock = systemClock();
   const clock = { ...realClock, after: (_ms: number, then: () => void) => realClock.after(1, then) };
   const pendingRead = Promise.withResolvers<string>();
@@ -23,7 +23,7 @@ test('limits the number of unanswered questions, and asks again when the process
 
 test.each([
   ['has ended', 'ESRCH', 0],
-  ['may not be looked at', 'EACCES', 100],
+  ['may not be read', 'EACCES', 100],
 ])('a process that %s gives no answer and does not count as stuck', async (_what, code, times) => {
   const failRead = (): Promise<string> => Promise.reject(Object.assign(new Error(code), { code }));
   const onUnknown = vi.fn();

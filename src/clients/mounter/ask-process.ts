@@ -4,14 +4,14 @@ import { endsWithin } from '#base/wait.ts';
 
 /** The kernel answers at once, even on a busy machine. */
 const answerTimeoutMs = 500;
-/** Each unanswered question occupies a thread of libuv's pool, which serves all file access. */
+/** Each pending read occupies a thread of libuv's pool, which serves all file access. */
 const maxSilentProcesses = 8;
-/** The /proc folders of processes with an unanswered question. Shared by the whole program, as the thread pool is. */
+/** The /proc folders of processes with a pending read. Shared by the whole program, as the thread pool is. */
 const silentProcesses = new Set<string>();
 
 /**
  * Reads something of another process from /proc. Reading about a process that hangs on a dead server or file system can block as long as
- * the server is gone, and cannot be cancelled: the read is abandoned, and that process is not asked again until it answers. Undefined:
+ * the server is gone, and cannot be cancelled: the read is abandoned, and that process is not read again until the read ends. Undefined:
  * no answer. Calls `onUnknown`, unless the process has ended.
  */
 export async function askProcess<T>(

@@ -56,7 +56,7 @@ async function readLoop(sys: string, name: string): Promise<Loop | undefined> {
   }
 }
 
-/** Whether both are the same attachment; its file may have been renamed. Kernels before 5.15 identify an attachment by its file only. */
+/** Whether both loops are the same attachment; the file may have been renamed in between. Kernels before 5.15 identify an attachment by its file only. */
 export const isSameAttachment = (one: Loop, other: Loop): boolean =>
   one.name === other.name && (other.sequence === undefined ? one.file === other.file : one.sequence === other.sequence);
 

@@ -68,7 +68,7 @@ export function createBind(parts: MounterParts, unmountLocked: Mounter['unmount'
     scope: Scope,
   ): Promise<void> {
     try {
-      // Uses open descriptors, so nothing else can be mounted there now, and the flags are set from the start. Only the place can have been moved.
+      // Uses open descriptors, so nothing else can be mounted there now, and the flags are set from the start. Only the target can have been moved.
       if (calls.bindWithFlags(origin, target, flags)) {
         if (target.currentPath() !== target.path) throw movedAway(target.path);
         return;
@@ -84,7 +84,7 @@ export function createBind(parts: MounterParts, unmountLocked: Mounter['unmount'
     }
   }
 
-  /** A mount without the requested flags, or in another place, must not stay. So this continues after the caller has given up. */
+  /** A mount without the requested flags, or at another path, must not stay, so this continues after the caller has given up. */
   async function undo(target: HeldPath, shown: BindIdentity | undefined, scope: Scope): Promise<void> {
     const currentMount = (await readTable()).mountAt(target.currentPath());
     if (currentMount === undefined || !isSameBind(currentMount, shown)) return;

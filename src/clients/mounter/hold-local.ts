@@ -5,8 +5,8 @@ import type { MountTable } from './mountinfo.ts';
 
 /**
  * Opens a path synchronously if it is on the disk of Stowage's own records: everything depends on that disk anyway, and a round trip
- * through the thread pool takes longer than the call. Undefined: the path is elsewhere, is missing, or this cannot be decided here. Then the
- * caller uses the asynchronous way, which blocks no other work and reports errors.
+ * through the thread pool takes longer than the call. Undefined: the path is on another disk, is missing, or cannot be opened
+ * this way. The caller then opens it asynchronously, which blocks no other work and reports errors.
  */
 export type HoldLocal = (path: string, table: MountTable) => HeldPath | undefined;
 
@@ -23,7 +23,7 @@ const functions = foreign({
   openat2: 'int64_t syscall(int64_t number, int64_t fd, const char *path, const void *how, int64_t size)',
 });
 
-/** `own`: a path on the disk of the records. */
+/** `recordsPath`: a path on the disk of the records. */
 export function createHoldLocal(recordsPath: string | undefined): HoldLocal {
   const openHow = Buffer.alloc(openHowBytes);
   openHow.writeBigUInt64LE(BigInt(O_PATH | constants.O_NOFOLLOW | 0o2000000), 0);
@@ -31,7 +31,7 @@ export function createHoldLocal(recordsPath: string | undefined): HoldLocal {
   return (path, table) => {
     const device = recordsPath === undefined ? undefined : table.mountContaining(recordsPath)?.device;
     if (device === undefined || !isCanonical(path) || table.mountContaining(path)?.device !== device) return undefined;
-    // The asynchronous way reports any error; kernels before 5.6 lack the call.
+    // The caller's asynchronous open reports any error; kernels before 5.6 lack the call.
     const fd = Number(functions().openat2(openat2Number, AT_FDCWD, path, openHow, openHowBytes));
     if (fd < 0) return undefined;
     try {
@@ -47,7 +47,7 @@ export function createHoldLocal(recordsPath: string | undefined): HoldLocal {
           [Symbol.asyncDispose]: async () => closeSync(fd),
         };
     } catch {
-      // As above.
+      // The caller's asynchronous open reports the error.
     }
     closeSync(fd);
     return undefined;

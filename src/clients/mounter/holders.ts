@@ -34,7 +34,7 @@ export async function findHolders(
   return (await searchHolders(path, clock, scope, search)).holders;
 }
 
-/** The same for decisions: if `isComplete` and there are no holders, no process of this pid namespace uses the path. */
+/** As `findHolders`, but for decisions: if `isComplete` and there are no holders, no process of this pid namespace uses the path. */
 export async function searchHolders(
   path: string,
   clock: Clock,

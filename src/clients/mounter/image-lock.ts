@@ -67,8 +67,8 @@ async function tryLock(fd: number): Promise<'locked' | 'busy' | 'not writable' |
 }
 
 /**
- * True: no process and no loop device has the file open for writing; only then does the kernel grant a read lease. False: something has,
- * or the file system does not support leases. No other device is asked.
+ * True: no process and no loop device has the file open for writing; the kernel grants a read lease only then. False: a process or a
+ * device has it open for writing, or the file system does not support leases. Queries no loop device.
  */
 export async function hasNoWriter(path: string): Promise<boolean> {
   await using file = await undefinedIfMissing(open(path, 'r'));

@@ -92,7 +92,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     expect(point).toMatchObject({ readOnly: false, root: scratchPath('from') });
   });
 
-  test('ten concurrent binds of the same thing to one place make one mount', async () => {
+  test('makes one mount for ten concurrent binds of one folder to one path', async () => {
     await Promise.all(
       Array.from({ length: 10 }, () => mounter.bind(scratchPath('from'), scratchPath('to'), writable, scratch.scope)),
     );
@@ -150,7 +150,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     });
   });
 
-  test('a read-only bind is read-only, and keeps the restrictions of the source', async () => {
+  test('makes a read-only bind read-only, and keeps the restrictions of the source', async () => {
     await runProgram(
       'mount',
       ['-t', 'tmpfs', '-o', 'nosuid,nodev,noexec,size=1m', '--', 'stowage-test', scratchPath('other')],
@@ -164,7 +164,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     expect(entry?.options).toEqual(expect.arrayContaining(['ro', 'nosuid', 'nodev', 'noexec']));
   });
 
-  test('makes a writable bind read-only on request; the other way round is a conflict', async () => {
+  test('makes a writable bind read-only on request, and refuses to make a read-only bind writable', async () => {
     await mounter.bind(scratchPath('from'), scratchPath('to'), writable, scratch.scope);
     await mounter.bind(scratchPath('from'), scratchPath('to'), readOnly, scratch.scope);
     expect(() => writeFileSync(join(scratchPath('to'), 'x'), '')).toThrow('EROFS');
@@ -205,7 +205,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     await mounter.bind(scratchPath('to'), scratchPath('other'), readOnly, scratch.scope);
   });
 
-  test('something else at the place is a conflict that names it', async () => {
+  test('refuses to bind over another mount, and names that mount', async () => {
     await runProgram('mount', ['-t', 'tmpfs', '-o', 'size=1m', '--', 'stowage-test', scratchPath('to')], scratch.scope);
     await expect(mounter.bind(scratchPath('from'), scratchPath('to'), writable, scratch.scope)).rejects.toMatchObject({
       code: 'conflict',
@@ -218,7 +218,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     });
   });
 
-  test('unmounting twice, or what was never mounted, succeeds', async () => {
+  test('unmounts twice, or a path that was never mounted, without an error', async () => {
     await mounter.bind(scratchPath('from'), scratchPath('to'), writable, scratch.scope);
     await mounter.unmount(scratchPath('to'), scratch.scope);
     await mounter.unmount(scratchPath('to'), scratch.scope);
@@ -243,7 +243,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     expect(scratch.mounts()).toEqual([scratchPath('to')]);
   });
 
-  test('does not unmount a mount with another one inside, and names that', async () => {
+  test('does not unmount a mount with another one inside, and names the inner one', async () => {
     mkdirSync(join(scratchPath('from'), 'sub'));
     await mounter.bind(scratchPath('from'), scratchPath('to'), writable, scratch.scope);
     await mounter.bind(scratchPath('other'), join(scratchPath('to'), 'sub'), writable, scratch.scope);
@@ -266,7 +266,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
   ])(
     '%s waits for programs that a killed Stowage left running, and not for those of another one',
     async (_name, call) => {
-      // Each time with another mounter, since one waits only once.
+      // Use another mounter for each row, since a mounter waits only once.
       await mounterWith(runProgram, scratch).bind(scratchPath('from'), scratchPath('to'), writable, scratch.scope);
       const spawnSleep = (by: string, owner: string) =>
         spawn('sleep', ['100'], {

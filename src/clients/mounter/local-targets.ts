@@ -15,7 +15,7 @@ export interface LocalTargets {
   ): { readonly target: string; readonly existed: boolean } | undefined;
   /** Returns the path if it is no symbolic link and nothing is mounted there. */
   locate(path: string, table: MountTable): string | undefined;
-  /** True: done. */
+  /** False: the caller has to use the slow path. */
   create(target: string, access: Access, table: MountTable): boolean;
   remove(target: string, table: MountTable): boolean;
 }

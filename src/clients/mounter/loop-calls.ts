@@ -26,7 +26,7 @@ const [flagsOffset, fileNameOffset, fileNameBytes] = [52, 56, 64];
 /** struct loop_config: the file's descriptor, the block size, a loop_info64, and reserved space. */
 const loopConfigBytes = 304;
 const infoOffset = 8;
-/** The default of `losetup`. With 0, newer kernels take the block size of the disk below, which a file system in the image may not support. */
+/** The default of `losetup`. With 0, newer kernels take the block size of the underlying disk, which a file system in the image may not support. */
 const loopBlockBytes = 512;
 
 const calls = foreign({
@@ -100,7 +100,7 @@ export async function configureOldLoop(device: number, backingFd: number, info: 
     await ioctl('clearFd', device, 0);
     throw cause;
   }
-  // If the file system below does not support direct I/O, the kernel uses its page cache.
+  // If the underlying file system does not support direct I/O, the kernel uses its page cache.
   await setLoopDirectIo(device).catch(() => undefined);
 }
 
@@ -129,10 +129,10 @@ export async function keepLoopAttached(device: number): Promise<void> {
   await ioctl('setStatus64', device, info);
 }
 
-/** Makes the device take the file's current size. */
+/** Updates the device's size to the file's current size. */
 export const updateLoopCapacity = async (device: number): Promise<unknown> => await ioctl('setCapacity', device, 0);
 
-/** EINVAL: the file system below does not support direct I/O. */
+/** EINVAL: the underlying file system does not support direct I/O. */
 export const setLoopDirectIo = async (device: number): Promise<unknown> => await ioctl('setDirectIo', device, 1);
 
 /** If another process has the device open, the kernel detaches it with the last close. ENXIO: no file is attached. */

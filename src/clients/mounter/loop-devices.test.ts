@@ -94,7 +94,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))("Stowage's own loop devices", ()
     expect(scratch.loops(other)).toHaveLength(1);
   });
 
-  test('do not stay if the process is killed while it holds one', async () => {
+  test('are detached if the process that holds them is killed', async () => {
     const image = scratch.image('v.img', 4);
     const child = await startOtherProcess(image, 'await devices.attach(image, false, scope);');
     expect(scratch.loops(image)).toHaveLength(1);

@@ -36,12 +36,12 @@ export interface LoopDevices {
   /** True: the file was attached. If another process has the device open, the kernel detaches it with the last close. */
   detach(loop: Loop, scope: Scope): Promise<boolean>;
   updateCapacity(loop: Loop, scope: Scope): Promise<void>;
-  /** False: the file system below does not support direct I/O. */
+  /** False: the underlying file system does not support direct I/O. */
   useDirectIo(loop: Loop, scope: Scope): Promise<boolean>;
 }
 
 const deviceTimeoutMs = 30_000;
-/** Other programs take free devices at the same time. */
+/** Several attempts, because other programs take free devices at the same time. */
 const maxAttachAttempts = 50;
 /** If a free device was busy this often, another program has it open exclusively. */
 const maxBusyPerDevice = 5;

@@ -40,14 +40,14 @@ describe.skipIf(needs('root', 'mount', 'loop'))('a loop device that does not ans
     return await findLoops(image, await loopsNamed('elsewhere/v.img'));
   }
 
-  test('may have the image while that is open for writing', async () => {
+  test('is assumed to have the image attached while the image is open for writing', async () => {
     const image = scratch.image('v.img', 4);
     attachByOtherPath(scratch.folder);
     expect(await hasNoWriter(image)).toBe(false);
     await expect(findWithSilentDevice(image)).rejects.toMatchObject({ code: 'unavailable', reason: 'loop-no-answer' });
   });
 
-  test('has another file if no process has the image open for writing', async () => {
+  test('is assumed to have another file if no process has the image open for writing', async () => {
     const image = scratch.image('v.img', 4);
     mkdirSync(scratchPath('other'));
     scratch.image('other/v.img', 4);

@@ -11,7 +11,7 @@ import { makeNode } from './loop-devices.ts';
 import { undefinedIfMissing } from './paths.ts';
 
 /**
- * Finds the devices whose backing file is the image. Paths cannot tell: each is the path that the attaching process saw. When a container
+ * Finds the devices whose backing file is the image. Paths are not enough: each is the path that the attaching process saw. When a container
  * has ended, the mount at the beginning of its path is gone, and only the end of the path is left; in two containers the same path may be
  * two files. The last name is the same everywhere, so devices with another name are never queried.
  */
@@ -51,7 +51,7 @@ export function createLoopFiles(clock: Clock, queryDevice = queryLoopFile): Loop
 
   /**
    * A device may not answer because the file system of its file is dead, or because another program's request to the device waits for a disk.
-   * Neither tells which file it has. If no process has the image open for writing, no device has it attached for writing. If in doubt, this
+   * In both cases its file is unknown. If no process has the image open for writing, no device has it attached for writing. If in doubt, this
    * throws: attaching the image twice would destroy it.
    */
   async function requireUnattached(loop: Loop, image: string): Promise<void> {

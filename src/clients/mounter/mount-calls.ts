@@ -11,7 +11,7 @@ export interface MountCalls {
   bind(from: HeldPath, at: HeldPath): void;
   /**
    * Binds with the flags set from the start, so that the copies propagated to other mount namespaces have them too; a remount does not reach
-   * those. False: the kernel lacks the call, or a seccomp filter denies it.
+   * the copies. False: the kernel lacks the call, or a seccomp filter denies it.
    */
   bindWithFlags(from: HeldPath, at: HeldPath, flags: readonly string[]): boolean;
   /** Mounts a FUSE file system. Its daemon need not answer yet. */
@@ -129,7 +129,7 @@ export const mountCalls: MountCalls = {
   },
   unmountOnThread: (parent, name) => {
     const { promise, resolve, reject } = Promise.withResolvers<boolean>();
-    // errno is per thread, so this one cannot read it.
+    // errno is per thread, so the main thread cannot read it.
     functions().umount2.async(`${parent.procPath}/${name}`, noFollowFlag, (failed: Error | null, result: number) =>
       failed === null ? resolve(result === 0) : reject(failed),
     );

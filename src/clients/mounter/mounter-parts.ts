@@ -17,11 +17,11 @@ export interface MounterParts extends LoopFiles {
   readonly accessPath: PathAccess;
   readonly holdLocal: HoldLocal;
   /**
-   * Whether the path is directly in one of Stowage's own folders. They are in memory or on the disk of the records, on which everything
-   * depends anyway. Paths without a mount there are accessed synchronously.
+   * Whether the path is directly in one of Stowage's own folders. These are in memory or on the disk of the records, on which
+   * everything depends anyway, so paths in them without a mount are accessed synchronously.
    */
   readonly isOwn: (path: string) => boolean;
-  /** The folder for scratch mounts (`bindByAside`). Undefined: there is none. */
+  /** The folder for scratch mounts (`bindThroughScratch`). Undefined: there is none. */
   readonly scratchFolder: string | undefined;
   /** One call at a time for each mount point, else two binds would stack. */
   readonly mountLocks: KeyedLock;

@@ -110,7 +110,7 @@ describe('mountinfo', () => {
     expect(table.bindIdentity('/')).toEqual({ device: '8:1', root: '/' });
   });
 
-  test('gives the copies that propagation makes of a mount the same place', () => {
+  test('reports the same mount point for all copies that propagation makes of a mount', () => {
     const [, , one, copy, bind] = parseMountinfo(
       [
         '20 1 8:1 / / rw shared:1 - ext4 a rw',

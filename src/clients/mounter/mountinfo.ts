@@ -34,7 +34,7 @@ export interface MountTable {
   mountsBelow(path: string): readonly MountEntry[];
   /** What a bind mount of the path would show. */
   bindIdentity(path: string): BindIdentity | undefined;
-  /** What its mount point shows on the parent mount: equal for the copies that propagation makes of one mount. */
+  /** The file or folder of the parent mount on which the entry is mounted: equal for all copies that propagation makes of one mount. */
   mountPointIdentity(entry: MountEntry): BindIdentity | undefined;
 }
 
@@ -49,8 +49,8 @@ export async function readMountTable(file = '/proc/self/mountinfo'): Promise<Mou
  * that was read in this turn of the event loop is read again only if the kernel reports that a mount was added or removed. Across turns it
  * is always read: a renamed folder moves the mounts in it, and the kernel does not report that.
  *
- * After a change the table is read at the end of the turn, once for all callers. Of many concurrent mounts each changes the table, which
- * grows with them: reading it for each took a third of the time of fifty mounts.
+ * After a change the table is read at the end of the turn, once for all callers. Each of many concurrent mounts changes the table:
+ * reading it for each took a third of the time of fifty mounts.
  */
 export function createTableReader(file = '/proc/self/mountinfo'): () => Promise<MountTable> {
   let buffer = Buffer.allocUnsafe(65_536);

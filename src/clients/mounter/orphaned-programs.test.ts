@@ -53,7 +53,7 @@ const orphanFiles = (owner: string): Record<string, string> => ({
 });
 
 test(
-  'a stuck process delays the first call once and briefly, which still waits for the programs that were left running',
+  'a stuck process delays the first call once and briefly; that call still waits for orphaned programs',
   shortTimeout,
   async () => {
     addProcess(10, { environ: undefined, status: '' });
@@ -75,7 +75,7 @@ test(
     };
     await createOrphanWait(clock, 'us', proc)(scope);
     expect(pauses).toHaveLength(3);
-    // Only the first of four calls waited for the stuck one.
+    // Only the first of four calls waited for the stuck process.
     expect(waits).toHaveLength(1);
   },
 );

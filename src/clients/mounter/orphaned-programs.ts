@@ -10,8 +10,8 @@ export const runByVariable = 'STOWAGE_RUN_BY';
 export const runForVariable = 'STOWAGE_RUN_FOR';
 
 /**
- * A killed Stowage leaves its last `mount` or `umount` running for a moment. Reading the mount table before that has ended would repair
- * mounts that are not broken, and miss the one that is being made. So the first read waits.
+ * A killed Stowage leaves its last `mount` or `umount` running for a moment. If Stowage read the mount table before that program has
+ * ended, it would repair mounts that are not broken, and miss the mount in progress. So the first read waits.
  */
 export function createOrphanWait(clock: Clock, owner: string, proc = '/proc'): (scope: Scope) => Promise<void> {
   let hasWaited = false;
@@ -33,7 +33,7 @@ async function listOrphans(owner: string, proc: string, clock: Clock): Promise<r
   return orphans;
 }
 
-/** A process that does not answer is not known to be ours, and the start does not wait for others. */
+/** A process that does not answer may be any program, so the start does not wait for it. */
 async function isOrphan(process: string, owner: string, clock: Clock): Promise<boolean> {
   const environment = await askProcess(process, () => readBounded(`${process}/environ`, 131_072), clock);
   const variables = environment?.split('\0') ?? [];

@@ -11,7 +11,7 @@ export type PathAccess = <T>(
   work: () => Promise<T>,
 ) => Promise<T>;
 
-/** Such work takes microseconds, or as long as the server is gone. */
+/** Work on a path takes microseconds, or blocks until its server returns. */
 const accessTimeoutMs = 15_000;
 
 /** Work that hangs occupies one of the four threads that Node has for all file access; one must stay free. */
@@ -19,7 +19,7 @@ const maxConcurrentWork = 3;
 
 /**
  * Runs one piece of work at a time for each mount, and at most three in all. So a dead server occupies one thread, however often callers
- * retries, and does not delay work on other mounts. On a deadline the caller gets an error; the work keeps its slot until the kernel
+ * retry, and does not delay work on other mounts. On a deadline the caller gets an error; the work keeps its slot until the kernel
  * returns.
  */
 export function createPathAccess(clock: Clock): PathAccess {

@@ -103,7 +103,7 @@ describe.skipIf(needs('root', 'mount')).each([
     expect((await readMountTable()).mountAt(scratchPath('to'))?.options).toEqual(all);
   });
 
-  test('is never writable at its place, not even for a moment', async () => {
+  test('is never writable at its target, not even for a moment', async () => {
     const seenOptions: (readonly string[])[] = [];
     const recordOptionsAfter = (name: keyof MountCalls) => {
       const call = calls[name] as (...words: readonly unknown[]) => unknown;
@@ -137,7 +137,7 @@ describe.skipIf(needs('root', 'mount')).each([
     expect(scratch.mounts()).toEqual([scratch.folder, scratchPath('to')]);
   });
 
-  test('stays as it is if it lacks a flag and is in use, with an error', async () => {
+  test('stays unchanged, with an error, if it lacks a flag and is in use', async () => {
     execFileSync('mount', ['--bind', scratchPath('from'), scratchPath('to')]);
     const processInside = spawn('sleep', ['1000'], { cwd: scratchPath('to'), stdio: 'ignore' });
     await once(processInside, 'spawn');

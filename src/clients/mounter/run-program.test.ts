@@ -48,7 +48,7 @@ describe('run', () => {
     expect(await at.run('mount', ['a b', '$(id)', ';', '*', ''], scope())).toBe('a b|$(id)|;|*||C||');
   });
 
-  test('a failure contains the last meaningful line', async () => {
+  test('reports a failure with the last meaningful line of stderr', async () => {
     await using at = await createMachine(
       'echo first >&2; echo "mount: /x: no." >&2; echo "       dmesg(1) may have more" >&2; exit 32',
     );
@@ -57,7 +57,7 @@ describe('run', () => {
     expect(failed).toMatchObject({ exit: 32, message: 'mount: mount: /x: no.' });
   });
 
-  test('a failure without output contains the exit status, or the signal', async () => {
+  test('reports a failure without output with the exit status, or the signal', async () => {
     await using at = await createMachine('[ "$1" = die ] && kill -9 $$; exit 3');
     await expect(at.run('mount', [], scope())).rejects.toThrow('mount: exit status 3');
     await expect(at.run('mount', ['die'], scope())).rejects.toThrow('mount: ended by SIGKILL');

@@ -20,8 +20,8 @@ export const inheritedFlags = (source: MountEntry | undefined): readonly string[
 
 /**
  * For kernels that cannot set flags on a bind mount before it is attached. Binds into a scratch folder that only Stowage can reach, sets
- * the flags there and binds the result to its place: a bind inherits the flags of the mount that it is made of, and so do its copies in
- * other mount namespaces. Synchronous throughout, since there is only one scratch place.
+ * the flags there and binds the result to the target: a bind inherits the flags of the mount that it is made of, and so do its copies in
+ * other mount namespaces. Synchronous throughout, since there is only one scratch mount point.
  */
 export function bindThroughScratch(
   { calls, scratchFolder }: Pick<MounterParts, 'calls' | 'scratchFolder'>,
@@ -40,7 +40,7 @@ export function bindThroughScratch(
     if (tryTo(() => calls.detach(folder, name))) tryTo(() => (isFolder ? rmdirSync : unlinkSync)(procPath));
   };
   try {
-    // Left by a crash.
+    // Remove what a crash left.
     clear();
     makeScratch(procPath, isFolder);
     try {

@@ -91,7 +91,7 @@ describe.skipIf(needs('mount', 'fuse'))('one of our own FUSE file systems', () =
     expect(ranTools).toEqual([]);
   });
 
-  test('uses a few threads at most, and a program if those are occupied', async () => {
+  test('is unmounted by a program if all threads for unmounts are occupied', async () => {
     const { promise: unmountResult, resolve: end } = Promise.withResolvers<boolean>();
     const mountPoints = [stage];
     for (const name of ['b', 'c', 'd', 'e']) {

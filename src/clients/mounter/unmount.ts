@@ -45,7 +45,7 @@ const threadUnmountTimeoutMs = 30_000;
 
 /**
  * Unmounts one of our own FUSE file systems without a program: starting one takes ten times as long and blocks the event loop meanwhile.
- * The data path flushes files on close, so the kernel has nothing left to write; if it has to wait after all, it occupies only that thread.
+ * The data path flushes files on close, so the kernel has nothing left to write; if the call blocks anyway, it occupies only that thread.
  * False: leave it to the umount program, which reports errors.
  */
 function createThreadUnmount({ calls, clock }: MounterParts) {
