@@ -117,7 +117,7 @@ describe('doctor', () => {
     const findings = await runDoctorOn({}, { path: folder.path });
     expect(findingOf(findings, 'mount')).toMatchObject({
       ok: 'no',
-      detail: `${join(folder.path, 'mount')} is the one of busybox`,
+      detail: `${join(folder.path, 'mount')} belongs to busybox`,
       fix: 'Install it: apt install mount (Debian, Ubuntu) or apk add mount (Alpine).',
     });
     expect(findingOf(findings, 'mkfs.xfs')?.ok).toBe('warn');
@@ -172,12 +172,10 @@ describe('doctor', () => {
     });
     expect(findingOf(findings, 'Podman')).toMatchObject({
       ok: 'warn',
-      detail: `there is ${silent}, but it does not answer (in time)`,
+      detail: `${silent} exists, but does not answer (timeout)`,
       fix: 'See whether it runs: systemctl status podman',
     });
-    expect(findingOf(findings, 'Docker (rootless)')?.detail).toBe(
-      `there is ${gone}, but it does not answer (ECONNREFUSED)`,
-    );
+    expect(findingOf(findings, 'Docker (rootless)')?.detail).toBe(`${gone} exists, but does not answer (ECONNREFUSED)`);
     expect(findingOf(findings, 'state folder')?.ok).toBe('yes');
     expect(findingOf(findings, 'xfs')).toBeUndefined();
   });
@@ -192,7 +190,7 @@ describe('doctor', () => {
   test.skipIf(needs('linux'))('examines this machine without an error', async () => {
     const findings = await runChecks({ clock: systemClock(), stateFolder: tmpdir() }, scope);
     expect(findingOf(findings, 'state folder')?.ok).not.toBe('no');
-    expect(findings.filter((finding) => finding.detail.startsWith('could not be found out'))).toEqual([]);
+    expect(findings.filter((finding) => finding.detail.startsWith('could not be determined'))).toEqual([]);
   });
 });
 

@@ -76,7 +76,7 @@ async function findingsInTime(
   } catch (cause) {
     const why = cause instanceof DeadlineExceeded || cause instanceof Error ? cause.message : String(cause);
     return [
-      warn(name, `could not be found out: ${why}`, 'Look for a disk or a server that does not answer: dmesg | tail'),
+      warn(name, `could not be determined: ${why}`, 'Look for a disk or a server that does not answer: dmesg | tail'),
     ];
   }
 }

@@ -53,7 +53,7 @@ describe('keepers run in containers of their own', () => {
 
   test.each([
     ['no container engine', respondWith({ message: 'No such container' }, 404)],
-    ['is not on a folder of the machine', respondWith({ ...ownContainer, Mounts: [] })],
+    ['is not in a folder mounted from the host', respondWith({ ...ownContainer, Mounts: [] })],
     ['has another network', respondWith({ ...ownContainer, NetworkSettings: { Networks: { bridge: {} } } })],
   ])('but not if that is impossible: %s', async (why, script) => {
     const { placement, told } = await createPlacement(script);

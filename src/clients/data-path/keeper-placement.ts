@@ -48,7 +48,7 @@ export function createKeeperPlacement(
   async function decide(signal: AbortSignal): Promise<OwnContainer | 'here'> {
     const evidence = await readEvidence();
     const own = await findOwnContainer(evidence, engines.values(), signal);
-    const why = own === undefined ? 'no container engine that is known here made this container' : whyUnusable(own);
+    const why = own === undefined ? 'no container engine known to Stowage created this container' : whyUnusable(own);
     if (own !== undefined && why === undefined) return own;
     if (requestedPlace === 'container') throw impossible(why ?? '');
     if (possibleIds(evidence).length > 0) logOnce('data paths end when this container ends', { why: why ?? '' });
@@ -56,8 +56,8 @@ export function createKeeperPlacement(
   }
 
   const whyUnusable = (own: OwnContainer): string | undefined => {
-    if (own.hostPath(folder) === undefined) return `${folder} is not on a folder of the machine`;
-    return own.onHostNetwork ? undefined : 'this container has another network than the machine';
+    if (own.hostPath(folder) === undefined) return `${folder} is not in a folder mounted from the host`;
+    return own.onHostNetwork ? undefined : 'this container has another network than the host';
   };
 
   return {

@@ -41,7 +41,7 @@ test('a keeper runs as root without capabilities if other users cannot read the 
     ...baseOptions,
     paths: [join(closed, 'program')],
   });
-  expect({ user, why: fallbackReason }).toEqual({ user: 0, why: `other users may not pass ${closed}` });
+  expect({ user, why: fallbackReason }).toEqual({ user: 0, why: `other users have no access to ${closed}` });
   expect(commandPrefix.some((word) => word.startsWith('--reuid'))).toBe(false);
   expect(commandPrefix).toContain('--bounding-set=-all');
 });

@@ -59,7 +59,7 @@ export async function keeperRights({
       `--bounding-set=${['-all', ...rights].join(',')}`,
       '--',
     ],
-    fallbackReason: inaccessible === undefined ? undefined : `other users may not pass ${inaccessible}`,
+    fallbackReason: inaccessible === undefined ? undefined : `other users have no access to ${inaccessible}`,
   };
 }
 

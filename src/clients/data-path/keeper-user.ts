@@ -67,5 +67,5 @@ async function freeUser(): Promise<number> {
     const candidate = serviceUserRange.first + ((startOffset + i) % count);
     if (!taken.has(candidate) && !existsSync(`/run/systemd/dynamic-uid/${candidate}`)) return candidate;
   }
-  throw new Error('every user for services is taken');
+  throw new Error('every user id for services is taken');
 }

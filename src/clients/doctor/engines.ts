@@ -27,12 +27,12 @@ async function checkEngine(engine: Engine, context: CheckContext, signal: AbortS
     const version = typeof answer === 'object' && answer !== null && 'Version' in answer ? String(answer.Version) : '';
     return yes(engine.name, `answers at ${engine.socket}${/^[\w.+~-]+$/.test(version) ? `, version ${version}` : ''}`);
   } catch (cause) {
-    const why = limit.signal.aborted ? 'in time' : (errnoOf(cause) ?? String(cause));
+    const why = limit.signal.aborted ? 'timeout' : (errnoOf(cause) ?? String(cause));
     const fix =
       why === 'EACCES'
         ? `Run Stowage as a user that may use ${engine.socket} (root, or its group).`
         : `See whether it runs: systemctl status ${engine.name.split(' ')[0]?.toLowerCase()}`;
-    return warn(engine.name, `there is ${engine.socket}, but it does not answer (${why})`, fix);
+    return warn(engine.name, `${engine.socket} exists, but does not answer (${why})`, fix);
   }
 }
 

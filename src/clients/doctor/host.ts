@@ -23,7 +23,7 @@ export const programs: Check = async (context) => {
         if (!(await isAccessible(file, constants.X_OK))) continue;
         // Busybox lacks options that Stowage uses.
         const isBusybox = basename(await realpath(file).catch(() => file)) === 'busybox';
-        return isBusybox ? missingTool(`${file} is the one of busybox`) : yes(tool, file);
+        return isBusybox ? missingTool(`${file} belongs to busybox`) : yes(tool, file);
       }
       return missingTool('not found');
     }),
@@ -40,13 +40,14 @@ export const propagation: Check = async (context) => {
 
 function propagationOf(what: string, entry: MountEntry | undefined): Finding {
   const check = `propagation of ${what}`;
-  if (entry === undefined) return warn(check, 'not in the mount table', 'Look at it: findmnt -o TARGET,PROPAGATION');
+  if (entry === undefined)
+    return warn(check, 'not in the mount table', 'To see the mount table: findmnt -o TARGET,PROPAGATION');
   if (entry.propagation.some((tag) => tag.startsWith('shared:')))
     return yes(check, `${entry.at} is shared: mounts made by Stowage can reach running containers`);
   const kind = entry.propagation.some((tag) => tag.startsWith('master:')) ? 'a slave' : 'private';
   return warn(
     check,
-    `${entry.at} is ${kind}: containers that run already do not see new mounts`,
+    `${entry.at} is ${kind}: running containers do not see new mounts`,
     `Make it shared before containers start: mount --make-rshared ${entry.at}`,
   );
 }
@@ -111,7 +112,7 @@ async function selinux(context: Parameters<Check>[0]): Promise<Finding> {
   if (enforcing === '0') return yes('SELinux', 'active, permissive: it denies nothing');
   return warn(
     'SELinux',
-    'active and enforcing: containers may be denied what is in a volume',
+    'active and enforcing: containers may be denied access to volumes',
     'Run containers that mount with --security-opt label=disable, and give volumes a label that containers may use: chcon -Rt container_file_t FOLDER',
   );
 }

@@ -51,10 +51,10 @@ function version(release: string): readonly Finding[] {
 
 async function capability(context: CheckContext): Promise<Finding> {
   if (await hasCapability('CAP_SYS_ADMIN', pathInRoot(context, 'proc/self/status')))
-    return yes('permission to mount', 'CAP_SYS_ADMIN is there');
+    return yes('permission to mount', 'this process has CAP_SYS_ADMIN');
   return no(
     'permission to mount',
-    'this process lacks CAP_SYS_ADMIN: everything works but mounting',
+    'this process lacks CAP_SYS_ADMIN: everything except mounting works',
     'Run Stowage as root; in a container, add the capability: docker run --cap-add SYS_ADMIN',
   );
 }
@@ -67,7 +67,7 @@ function fileSystem(name: string, purpose: string, isListed: boolean): Finding {
 
 async function loop(context: CheckContext): Promise<Finding> {
   if (await isAccessible(pathInRoot(context, 'dev/loop-control')))
-    return yes('loop', 'loop devices can be made (image volumes)');
+    return yes('loop', 'loop devices can be created (image volumes)');
   return warn(
     'loop',
     'there is no /dev/loop-control (image volumes need loop devices)',
@@ -98,8 +98,8 @@ async function cgroup(context: CheckContext): Promise<Finding> {
   const hybrid = await isAccessible(pathInRoot(context, 'sys/fs/cgroup/unified'));
   return warn(
     'cgroup',
-    hybrid ? 'version 1, with version 2 beside it' : 'version 1',
-    'Stowage works with it; newer container engines and Kubernetes want version 2: boot with systemd.unified_cgroup_hierarchy=1',
+    hybrid ? 'hybrid: version 1 and version 2' : 'version 1',
+    'Stowage works with version 1; newer container engines and Kubernetes require version 2: boot with systemd.unified_cgroup_hierarchy=1',
   );
 }
 
@@ -109,17 +109,13 @@ async function userNamespaces(context: CheckContext): Promise<Finding> {
     !(await isAccessible(pathInRoot(context, 'proc/self/ns/user'))) ||
     (await readTrimmed(context, 'proc/sys/user/max_user_namespaces')) === '0'
   )
-    return warn(
-      check,
-      'they are switched off: rootless containers cannot run',
-      'Allow them: sysctl user.max_user_namespaces=15000',
-    );
+    return warn(check, 'disabled: rootless containers cannot run', 'Allow them: sysctl user.max_user_namespaces=15000');
   if ((await readTrimmed(context, 'proc/sys/kernel/unprivileged_userns_clone')) === '0')
-    return warn(check, 'only root may make them', 'Allow them: sysctl kernel.unprivileged_userns_clone=1');
+    return warn(check, 'only root may create user namespaces', 'Allow them: sysctl kernel.unprivileged_userns_clone=1');
   if ((await readTrimmed(context, 'proc/sys/kernel/apparmor_restrict_unprivileged_userns')) === '1')
     return warn(
       check,
-      'AppArmor restricts them for ordinary users',
+      'AppArmor restricts user namespaces for ordinary users',
       'For rootless containers give the engine a profile that allows userns, or: sysctl kernel.apparmor_restrict_unprivileged_userns=0',
     );
   return yes(check, 'available');

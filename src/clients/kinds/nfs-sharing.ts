@@ -54,7 +54,7 @@ export const nfsSources: Required<Pick<Client<'nfs'>, 'sharing' | 'withMountOpti
 
 function enforcementNeedsUnmount({ store, name }: VolumeName): StowageError {
   return new StowageError(
-    `the size of volume '${store}/${name}' cannot be enforced: it is mounted here from before its store enforced sizes`,
+    `the size of volume '${store}/${name}' cannot be enforced: it was mounted on this node before its store enforced sizes`,
     {
       code: 'conflict',
       reason: 'enforcement-needs-unmount',

@@ -34,7 +34,8 @@ export async function removeStage(mountPoint: string, scope: Scope): Promise<voi
     const found = await undefinedIfMissing(lstat(mountPoint));
     if (found?.size === 0) await unlink(mountPoint);
   } catch (cause) {
-    if (!isErrno(cause, 'ENOENT')) scope.log.warn('stage left in place', { at: mountPoint, why: String(cause) });
+    if (!isErrno(cause, 'ENOENT'))
+      scope.log.warn('failed to remove the mount point of a stage', { at: mountPoint, why: String(cause) });
   }
 }
 

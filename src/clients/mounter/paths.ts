@@ -25,7 +25,7 @@ function pathProblem(path: string): string | undefined {
   if (path.includes('\0')) return 'it contains a NUL character';
   if (Buffer.byteLength(path) > maxPathBytes) return `it is longer than ${maxPathBytes} bytes`;
   if (path !== '/' && (path.endsWith('/') || normalize(path) !== path))
-    return 'it is not in its shortest form (., .., // or a / at its end)';
+    return 'it is not normalized: it contains ., .. or //, or ends with /';
   if (path.split('/').some((name) => Buffer.byteLength(name) > maxNameBytes))
     return `a name in it is longer than ${maxNameBytes} bytes`;
   return undefined;

@@ -99,7 +99,7 @@ export function createTargets({
         await accessPathWithTable(target, scope, () => removeUnusedTarget(target));
       } catch (cause) {
         scope.signal.throwIfAborted();
-        scope.log.info('target left in place', { target, why: String(cause) });
+        scope.log.info('failed to remove a target', { target, why: String(cause) });
       }
     },
   };
