@@ -153,20 +153,20 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
 
   test('searches once for a check, and then reads only the namespace that has the address', async () => {
     await replaceNsenter('echo "$1" >>LOG; exec REAL "$@"');
-    const one = withPodNetworks(asItIs, folder.path);
-    for (const _ of [1, 2, 3]) expect(await one('pod-address:198.18.7.2', signal)).toContain(names[1]);
+    const findNamespace = withPodNetworks(asItIs, folder.path);
+    for (const _ of [1, 2, 3]) expect(await findNamespace('pod-address:198.18.7.2', signal)).toContain(names[1]);
     const searched = names.length;
     expect((await scriptOutput()).trim().split('\n')).toHaveLength(searched + 2);
   });
 
   test('searches again if the address has moved', async () => {
     const [first = '', , third = ''] = names;
-    const one = withPodNetworks(asItIs, folder.path);
+    const findNamespace = withPodNetworks(asItIs, folder.path);
     await ip('-n', first, 'address', 'add', '198.18.9.1/24', 'dev', 'lo');
-    expect(await one('pod-address:198.18.9.1', signal)).toContain(first);
+    expect(await findNamespace('pod-address:198.18.9.1', signal)).toContain(first);
     await ip('-n', first, 'address', 'delete', '198.18.9.1/24', 'dev', 'lo');
     await ip('-n', third, 'address', 'add', '198.18.9.1/24', 'dev', 'lo');
-    expect(await one('pod-address:198.18.9.1', signal)).toContain(third);
+    expect(await findNamespace('pod-address:198.18.9.1', signal)).toContain(third);
   });
 
   test('reports a namespace that cannot be read, instead of an unknown address', async () => {

@@ -110,22 +110,23 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     };
     const mountPoints: string[] = [];
     const newMountPoint = (): string => {
-      const at = join(folder('mounts'), newVolumeId());
-      const watchdog = startUnmountWatchdog(at);
+      const mountPoint = join(folder('mounts'), newVolumeId());
+      const watchdog = startUnmountWatchdog(mountPoint);
       onTestFinished(() => watchdog[Symbol.dispose]());
-      mountPoints.push(at);
-      return at;
+      mountPoints.push(mountPoint);
+      return mountPoint;
     };
     const state = async (): Promise<KeeperState | undefined> => (await agent.keepers.status(unending))[0]?.state;
     onTestFinished(async () => {
-      for (const at of mountPoints) await run('umount', ['--force', '--lazy', at]).catch(() => undefined);
+      for (const mountPoint of mountPoints)
+        await run('umount', ['--force', '--lazy', mountPoint]).catch(() => undefined);
       await agent.keepers[Symbol.asyncDispose]();
       for (const pod of startedPods) await pod.kill();
       scratch[Symbol.dispose]();
     });
-    const at = newMountPoint();
+    const mountPoint = newMountPoint();
     return {
-      at,
+      mountPoint,
       place: newMountPoint,
       startPod,
       state,
@@ -166,121 +167,129 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
   };
 
   let rounds = 0;
-  async function runWorkload(at: string, folder: string): Promise<void> {
-    const own = join(at, `names-${++rounds}`);
-    await run('mkdir', [own]);
-    await Promise.all([fioVerified(at, folder), runModelWorkload(own, rounds, 100)]);
+  async function runWorkload(mountPoint: string, folder: string): Promise<void> {
+    const namesFolder = join(mountPoint, `names-${++rounds}`);
+    await run('mkdir', [namesFolder]);
+    await Promise.all([fioVerified(mountPoint, folder), runModelWorkload(namesFolder, rounds, 100)]);
   }
 
   test('can be killed with its data path repeatedly: the next keeper gets everything, and applications see no error', {
     timeout: 300_000,
   }, async () => {
-    const here = await startNode();
-    let pod = await here.startPod();
-    await here.client.stage(source(), targetAt(here.at), here.scope);
-    await eventually(here.state, isComplete);
+    const node = await startNode();
+    let pod = await node.startPod();
+    await node.client.stage(source(), targetAt(node.mountPoint), node.scope);
+    await eventually(node.state, isComplete);
     const pauses: number[] = [];
     const kill = async (): Promise<void> => {
       await pod.kill();
       const since = performance.now();
-      pod = await here.startPod();
-      await run('stat', [here.at], { timeout: maxPauseMs });
-      await eventually(here.state, (found) => found?.active?.ready === true);
+      pod = await node.startPod();
+      await run('stat', [node.mountPoint], { timeout: maxPauseMs });
+      await eventually(node.state, (found) => found?.active?.ready === true);
       pauses.push(performance.now() - since);
     };
-    await runWithFaults(sized({ usual: 6, long: 20 }), kill, () => runWorkload(here.at, here.folder));
+    await runWithFaults(sized({ usual: 6, long: 20 }), kill, () => runWorkload(node.mountPoint, node.folder));
     expect(Math.max(...pauses)).toBeLessThan(maxPauseMs);
-    expect(await here.client.dead?.([{ source: source(), target: targetAt(here.at) }], here.scope)).toEqual([]);
-    await run('umount', [here.at]);
+    expect(await node.client.dead?.([{ source: source(), target: targetAt(node.mountPoint) }], node.scope)).toEqual([]);
+    await run('umount', [node.mountPoint]);
   });
 
   test('can be killed after its agent restarted: the new agent has copies again', { timeout: 120_000 }, async () => {
-    const here = await startNode();
-    let pod = await here.startPod();
-    await here.client.stage(source(), targetAt(here.at), here.scope);
-    await eventually(here.state, isComplete);
+    const node = await startNode();
+    let pod = await node.startPod();
+    await node.client.stage(source(), targetAt(node.mountPoint), node.scope);
+    await eventually(node.state, isComplete);
     const kill = async (): Promise<void> => {
-      await here.restartAgent();
+      await node.restartAgent();
       expect(countFuseDescriptors()).toBe(1);
       await pod.kill();
-      pod = await here.startPod();
-      await run('stat', [here.at], { timeout: maxPauseMs });
-      await eventually(here.state, isComplete);
+      pod = await node.startPod();
+      await run('stat', [node.mountPoint], { timeout: maxPauseMs });
+      await eventually(node.state, isComplete);
     };
-    await runWithFaults(3, kill, () => runWorkload(here.at, here.folder));
-    await run('umount', [here.at]);
+    await runWithFaults(3, kill, () => runWorkload(node.mountPoint, node.folder));
+    await run('umount', [node.mountPoint]);
   });
 
   test('loses its mounts if it is killed together with the agent, and the volumes are remounted', {
     timeout: 60_000,
   }, async () => {
-    const here = await startNode();
+    const node = await startNode();
     writeFileSync(nfsExport.on('file'), 'data');
-    const pod = await here.startPod();
-    await here.client.stage(source(), targetAt(here.at), here.scope);
-    await eventually(here.state, isComplete);
-    await here.keepers[Symbol.asyncDispose]();
+    const pod = await node.startPod();
+    await node.client.stage(source(), targetAt(node.mountPoint), node.scope);
+    await eventually(node.state, isComplete);
+    await node.keepers[Symbol.asyncDispose]();
     await pod.kill();
-    await expect(run('cat', [join(here.at, 'file')], { timeout: maxPauseMs })).rejects.toThrow(/not connected|abort/);
-    await here.startPod();
-    await here.restartAgent();
-    expect(await here.client.dead?.([{ source: source(), target: targetAt(here.at) }], here.scope)).toEqual([here.at]);
-    await here.client.stage(source(), targetAt(here.at), here.scope);
-    expect((await run('cat', [join(here.at, 'file')], { timeout: maxPauseMs })).stdout).toBe('data');
+    await expect(run('cat', [join(node.mountPoint, 'file')], { timeout: maxPauseMs })).rejects.toThrow(
+      /not connected|abort/,
+    );
+    await node.startPod();
+    await node.restartAgent();
+    expect(await node.client.dead?.([{ source: source(), target: targetAt(node.mountPoint) }], node.scope)).toEqual([
+      node.mountPoint,
+    ]);
+    await node.client.stage(source(), targetAt(node.mountPoint), node.scope);
+    expect((await run('cat', [join(node.mountPoint, 'file')], { timeout: maxPauseMs })).stdout).toBe('data');
     expect(countFuseDescriptors()).toBe(1);
   });
 
   test('drops unmounted volumes, as do the copies, with or without a keeper', {
     timeout: 60_000,
   }, async () => {
-    const here = await startNode();
-    const pod = await here.startPod();
-    const other = here.place();
-    for (const at of [here.at, other]) await here.client.stage(source(), targetAt(at), here.scope);
-    await eventually(here.state, isComplete);
+    const node = await startNode();
+    const pod = await node.startPod();
+    const other = node.place();
+    for (const mountPoint of [node.mountPoint, other])
+      await node.client.stage(source(), targetAt(mountPoint), node.scope);
+    await eventually(node.state, isComplete);
     expect(countFuseDescriptors()).toBe(2);
-    const fusectl = join(here.folder, 'kernel');
+    const fusectl = join(node.folder, 'kernel');
     mkdirSync(fusectl);
     await run('mount', ['-t', 'fusectl', 'stowage-test', fusectl]);
     // The kernel lists the connections of all processes.
-    const [first, second] = [other, here.at].map((at) => join(fusectl, connectionOf(at))) as [string, string];
+    const [first, second] = [other, node.mountPoint].map((mountPoint) => join(fusectl, connectionOf(mountPoint))) as [
+      string,
+      string,
+    ];
     expect([first, second].map((one) => existsSync(one))).toEqual([true, true]);
-    await here.client.unstage(source(), targetAt(other), here.scope);
+    await node.client.unstage(source(), targetAt(other), node.scope);
     await eventually(countFuseDescriptors, (count) => count === 1);
     expect([first, second].map((one) => existsSync(one))).toEqual([false, true]);
     await pod.kill();
-    await eventually(here.state, (found) => found === undefined);
-    await here.client.unstage(source(), targetAt(here.at), here.scope);
+    await eventually(node.state, (found) => found === undefined);
+    await node.client.unstage(source(), targetAt(node.mountPoint), node.scope);
     expect(existsSync(second)).toBe(false);
     // The next keeper gets the descriptor of a mount that the kernel has ended, and notices that.
-    await here.startPod();
-    await eventually(here.state, (found) => found?.mounts === 0);
+    await node.startPod();
+    await eventually(node.state, (found) => found?.mounts === 0);
     await eventually(countFuseDescriptors, (count) => count === 0);
   });
 
   test('does not make callers wait forever if its pod does not return, and remounts nothing before the timeout', {
     timeout: 60_000,
   }, async () => {
-    const here = await startNode(3_000);
+    const node = await startNode(3_000);
     writeFileSync(nfsExport.on('file'), 'data');
-    const pod = await here.startPod();
-    await here.client.stage(source(), targetAt(here.at), here.scope);
-    await eventually(here.state, isComplete);
+    const pod = await node.startPod();
+    await node.client.stage(source(), targetAt(node.mountPoint), node.scope);
+    await eventually(node.state, isComplete);
     await pod.kill();
-    const blockedRead = run('cat', [join(here.at, 'file')], { timeout: maxPauseMs });
+    const blockedRead = run('cat', [join(node.mountPoint, 'file')], { timeout: maxPauseMs });
     blockedRead.catch(() => undefined);
-    await eventually(here.state, (found) => found === undefined);
-    const staged = [{ source: source(), target: targetAt(here.at) }];
-    await expect(here.client.dead?.(staged, here.scope)).rejects.toMatchObject({ reason: 'data-path-unavailable' });
-    expect(await here.keepers.servedMounts('stowage:', unending)).toHaveLength(1);
-    expect(here.lostMounts.times).toBe(0);
+    await eventually(node.state, (found) => found === undefined);
+    const staged = [{ source: source(), target: targetAt(node.mountPoint) }];
+    await expect(node.client.dead?.(staged, node.scope)).rejects.toMatchObject({ reason: 'data-path-unavailable' });
+    expect(await node.keepers.servedMounts('stowage:', unending)).toHaveLength(1);
+    expect(node.lostMounts.times).toBe(0);
     await expect(blockedRead).rejects.toThrow(/not connected|abort/);
     await eventually(
-      () => here.lostMounts.times,
+      () => node.lostMounts.times,
       (times) => times > 0,
     );
     expect(countFuseDescriptors()).toBe(0);
-    expect(await here.client.dead?.(staged, here.scope)).toEqual([here.at]);
+    expect(await node.client.dead?.(staged, node.scope)).toEqual([node.mountPoint]);
   });
 
   /** Writes on request, and calls fsync on the second request. */
@@ -295,27 +304,27 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
   test('can be killed while the server is silent, without the loss of acknowledged writes', {
     timeout: 60_000,
   }, async () => {
-    const here = await startNode();
-    const pod = await here.startPod();
-    await here.client.stage(source(), targetAt(here.at), here.scope);
-    await eventually(here.state, isComplete);
-    const child = spawn(process.execPath, ['-e', writerScript, join(here.at, 'written')], {
+    const node = await startNode();
+    const pod = await node.startPod();
+    await node.client.stage(source(), targetAt(node.mountPoint), node.scope);
+    await eventually(node.state, isComplete);
+    const child = spawn(process.execPath, ['-e', writerScript, join(node.mountPoint, 'written')], {
       stdio: ['pipe', 'pipe', 'inherit'],
       timeout: 50_000,
       killSignal: 'SIGKILL',
     });
     const ended = once(child, 'exit');
     const step = async (): Promise<void> => {
-      const [said] = await once(child.stdout, 'data');
-      expect(String(said)).toBe('done\n');
+      const [output] = await once(child.stdout, 'data');
+      expect(String(output)).toBe('done\n');
     };
     await step();
     await nfsExport.frozen(async () => {
       child.stdin.write('write');
       await step();
       await pod.kill();
-      await here.startPod();
-      await eventually(here.state, (found) => found?.active?.ready === true);
+      await node.startPod();
+      await eventually(node.state, (found) => found?.active?.ready === true);
       expect(readFileSync(nfsExport.on('written')).length).toBe(0);
     });
     child.stdin.write('sync');
@@ -328,102 +337,102 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
   test('is replaced by the keeper of a new pod, with a data path of its own; the older pod cannot take over again', {
     timeout: 120_000,
   }, async () => {
-    const here = await startNode();
-    const first = await here.startPod('first');
-    await here.client.stage(source(), targetAt(here.at), here.scope);
-    await eventually(here.state, isComplete);
-    const countTakeovers = (): number => here.log().match(/"this keeper is in charge"/g)?.length ?? 0;
+    const node = await startNode();
+    const first = await node.startPod('first');
+    await node.client.stage(source(), targetAt(node.mountPoint), node.scope);
+    await eventually(node.state, isComplete);
+    const countTakeovers = (): number => node.log().match(/"this keeper is in charge"/g)?.length ?? 0;
     const replacePod = async (): Promise<void> => {
-      const second = await here.startPod('second');
+      const second = await node.startPod('second');
       await eventually(countTakeovers, (count) => count === 2);
-      await eventually(here.state, (found) => isComplete(found) && found?.mounts === 1);
+      await eventually(node.state, (found) => isComplete(found) && found?.mounts === 1);
       // The first keeper holds no descriptors and waits: if it ended, Kubernetes would restart it.
       await eventually(
         () => countFuseDescriptors(first.pid),
         (count) => count === 0,
       );
       expect(countFuseDescriptors(second.pid)).toBe(1);
-      await eventually(here.log, (log) => log.includes('the keeper of another pod is in charge'));
+      await eventually(node.log, (log) => log.includes('the keeper of another pod is in charge'));
       await first.kill();
-      const restartedFirst = await here.startPod('first');
-      await eventually(here.log, (log) => log.split('the keeper of another pod is in charge').length === 3);
+      const restartedFirst = await node.startPod('first');
+      await eventually(node.log, (log) => log.split('the keeper of another pod is in charge').length === 3);
       expect(countTakeovers()).toBe(2);
       // The first keeper takes over when the second one ends.
       await second.kill();
       await eventually(countTakeovers, (count) => count >= 3);
-      await eventually(here.state, (found) => isComplete(found) && found?.mounts === 1);
+      await eventually(node.state, (found) => isComplete(found) && found?.mounts === 1);
       expect(countFuseDescriptors(restartedFirst.pid)).toBe(1);
     };
-    await runWithFaults(1, replacePod, () => runWorkload(here.at, here.folder));
-    await run('umount', [here.at]);
+    await runWithFaults(1, replacePod, () => runWorkload(node.mountPoint, node.folder));
+    await run('umount', [node.mountPoint]);
   });
 
   test('does not exit on SIGTERM while it has mounts', { timeout: 60_000 }, async () => {
-    const here = await startNode();
-    const pod = await here.startPod();
-    await here.client.stage(source(), targetAt(here.at), here.scope);
-    await eventually(here.state, isComplete);
+    const node = await startNode();
+    const pod = await node.startPod();
+    await node.client.stage(source(), targetAt(node.mountPoint), node.scope);
+    await eventually(node.state, isComplete);
     process.kill(pod.pid, 'SIGTERM');
-    await eventually(here.log, (log) => log.includes('received SIGTERM'));
-    await run('sh', ['-c', `echo data >${join(here.at, 'file')}`], { timeout: maxPauseMs });
-    await here.client.unstage(source(), targetAt(here.at), here.scope);
+    await eventually(node.log, (log) => log.includes('received SIGTERM'));
+    await run('sh', ['-c', `echo data >${join(node.mountPoint, 'file')}`], { timeout: maxPauseMs });
+    await node.client.unstage(source(), targetAt(node.mountPoint), node.scope);
     expect(await pod.ended).toEqual([0, null]);
   });
 
   test('hands over on SIGTERM: its data path keeps running until it is replaced', {
     timeout: 120_000,
   }, async () => {
-    const here = await startNode();
-    const first = await here.startPod('first');
-    await here.client.stage(source(), targetAt(here.at), here.scope);
-    await eventually(here.state, isComplete);
+    const node = await startNode();
+    const first = await node.startPod('first');
+    await node.client.stage(source(), targetAt(node.mountPoint), node.scope);
+    await eventually(node.state, isComplete);
     const handOver = async (): Promise<void> => {
       process.kill(first.pid, 'SIGTERM');
-      await eventually(here.log, (log) => log.includes('received SIGTERM'));
-      await here.startPod('second');
+      await eventually(node.log, (log) => log.includes('received SIGTERM'));
+      await node.startPod('second');
       expect(await first.ended).toEqual([0, null]);
-      expect(await eventually(here.state, isComplete)).toMatchObject({ mounts: 1, takeovers: 1, deaths: 0 });
+      expect(await eventually(node.state, isComplete)).toMatchObject({ mounts: 1, takeovers: 1, deaths: 0 });
     };
-    await runWithFaults(1, handOver, () => runWorkload(here.at, here.folder));
-    await run('umount', [here.at]);
+    await runWithFaults(1, handOver, () => runWorkload(node.mountPoint, node.folder));
+    await run('umount', [node.mountPoint]);
   });
 
   test('may hand over while an agent starts: the agent does not take the mounts for dead although the new keeper does not listen yet', {
     timeout: 60_000,
   }, async () => {
-    const here = await startNode();
-    const first = await here.startPod();
-    await here.client.stage(source(), targetAt(here.at), here.scope);
-    await eventually(here.state, isComplete);
-    await here.stopAgent();
+    const node = await startNode();
+    const first = await node.startPod();
+    await node.client.stage(source(), targetAt(node.mountPoint), node.scope);
+    await eventually(node.state, isComplete);
+    await node.stopAgent();
     process.kill(first.pid, 'SIGTERM');
-    await eventually(here.log, (log) => log.includes('received SIGTERM'));
-    using _ = await createSlowSuccessor(join(here.folder, 'keepers', 'host', 'sock'));
-    here.startAgent();
-    const deadCheck = here.client.dead?.([{ source: source(), target: targetAt(here.at) }], here.scope);
+    await eventually(node.log, (log) => log.includes('received SIGTERM'));
+    using _ = await createSlowSuccessor(join(node.folder, 'keepers', 'host', 'sock'));
+    node.startAgent();
+    const deadCheck = node.client.dead?.([{ source: source(), target: targetAt(node.mountPoint) }], node.scope);
     await expect(deadCheck).rejects.toMatchObject({ reason: 'data-path-unavailable' });
   });
 
   test('is reported as missing if it does not start in time', { timeout: 60_000 }, async () => {
-    const here = await startNode();
-    const staging = here.client.stage(source(), targetAt(here.at), here.scope);
+    const node = await startNode();
+    const staging = node.client.stage(source(), targetAt(node.mountPoint), node.scope);
     await expect(staging).rejects.toMatchObject({
       reason: 'keeper-pod-missing',
       action: expect.stringContaining('kubectl'),
     });
     const { way, ...rest } = source();
     const otherNetwork = { ...rest, way: { ...way, network: 'netns:storage' } };
-    await expect(here.client.stage(otherNetwork, targetAt(here.at), here.scope)).rejects.toMatchObject({
+    await expect(node.client.stage(otherNetwork, targetAt(node.mountPoint), node.scope)).rejects.toMatchObject({
       reason: 'keeper-pod-network',
     });
     const privilegedSource = { ...rest, way: { ...way, sourcePorts: 'privileged' as const } };
-    await expect(here.client.stage(privilegedSource, targetAt(here.at), here.scope)).rejects.toMatchObject({
+    await expect(node.client.stage(privilegedSource, targetAt(node.mountPoint), node.scope)).rejects.toMatchObject({
       reason: 'keeper-pod-ports',
     });
-    await here.startPod();
-    await here.client.stage(source(), targetAt(here.at), here.scope);
-    await expect(here.keepers.upgrade(unending)).rejects.toMatchObject({ reason: 'keeper-pod-upgrade' });
-    await here.keepers.endIdle(unending);
-    expect(await here.state()).toMatchObject({ mounts: 1 });
+    await node.startPod();
+    await node.client.stage(source(), targetAt(node.mountPoint), node.scope);
+    await expect(node.keepers.upgrade(unending)).rejects.toMatchObject({ reason: 'keeper-pod-upgrade' });
+    await node.keepers.endIdle(unending);
+    expect(await node.state()).toMatchObject({ mounts: 1 });
   });
 });

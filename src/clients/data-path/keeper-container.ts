@@ -110,13 +110,13 @@ export async function removeEndedContainers(
   instance: string,
   signal: AbortSignal,
 ): Promise<number> {
-  const isKeeper = (its: Readonly<Record<string, string>>): boolean =>
-    its[containerLabels.keeper] !== undefined && its[containerLabels.instance] === instance;
-  const all = (await engine.containers(signal)).filter(({ labels: its }) => isKeeper(its));
-  const ended = all.filter(({ state }) => state === 'exited' || state === 'dead');
-  let left = all.length;
-  for (const { id } of ended) if (await tryRemove(engine, id)) left--;
-  return left;
+  const isKeeper = (labels: Readonly<Record<string, string>>): boolean =>
+    labels[containerLabels.keeper] !== undefined && labels[containerLabels.instance] === instance;
+  const keeperContainers = (await engine.containers(signal)).filter(({ labels }) => isKeeper(labels));
+  const ended = keeperContainers.filter(({ state }) => state === 'exited' || state === 'dead');
+  let remaining = keeperContainers.length;
+  for (const { id } of ended) if (await tryRemove(engine, id)) remaining--;
+  return remaining;
 }
 
 function specOf(
@@ -197,7 +197,7 @@ export async function networkFor(
 ): Promise<KeeperNetwork> {
   if (network === undefined || namespace === undefined) return { kind: 'host' };
   const anchor = (await own.engine.containers(signal)).find(
-    ({ labels: its }) => its[containerLabels.anchor] === network && its[containerLabels.instance] === instance,
+    ({ labels }) => labels[containerLabels.anchor] === network && labels[containerLabels.instance] === instance,
   );
   if (anchor !== undefined) return { kind: 'container', id: anchor.id };
   const path = namespacePath(namespace);
@@ -211,8 +211,8 @@ const unending = new AbortController().signal;
 /** Kills a hanging keeper but not its data path. False: no keeper of that name runs in a container. */
 export async function killKeeper(own: OwnContainer, name: string, instance: string): Promise<boolean> {
   const ours = (await own.engine.containers(unending)).filter(
-    ({ labels: its, state }) =>
-      its[containerLabels.keeper] === name && its[containerLabels.instance] === instance && state === 'running',
+    ({ labels, state }) =>
+      labels[containerLabels.keeper] === name && labels[containerLabels.instance] === instance && state === 'running',
   );
   for (const { id } of ours) await own.engine.signalContainer(id, 'USR1', unending);
   return ours.length > 0;

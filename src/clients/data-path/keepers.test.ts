@@ -106,16 +106,17 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     });
     const mountPoints: string[] = [];
     const newMountPoint = (): string => {
-      const at = join(folder('mounts'), newVolumeId());
-      const watchdog = startUnmountWatchdog(at);
+      const mountPoint = join(folder('mounts'), newVolumeId());
+      const watchdog = startUnmountWatchdog(mountPoint);
       onTestFinished(() => watchdog[Symbol.dispose]());
-      mountPoints.push(at);
-      return at;
+      mountPoints.push(mountPoint);
+      return mountPoint;
     };
     const state = async (): Promise<KeeperState | undefined> => (await keepers.status(unending))[0]?.state;
     onTestFinished(async () => {
       for (const pid of stoppedPids) continueProcess(pid);
-      for (const at of mountPoints) await run('umount', ['--force', '--lazy', at]).catch(() => undefined);
+      for (const mountPoint of mountPoints)
+        await run('umount', ['--force', '--lazy', mountPoint]).catch(() => undefined);
       await eventually(state, (found) => (found?.mounts ?? 0) === 0);
       await keepers.endIdle(unending);
       await keepers[Symbol.asyncDispose]();
@@ -123,7 +124,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     });
     return {
       client,
-      at: newMountPoint(),
+      mountPoint: newMountPoint(),
       place: newMountPoint,
       state,
       lostMounts,
@@ -144,34 +145,34 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
   }
 
   /** A program that reads the file; resolves with its output. */
-  function startReader(at: string): { readonly isWaiting: () => boolean; readonly said: Promise<string> } {
-    const child = spawn('cat', [join(at, 'file')], { stdio: ['ignore', 'pipe', 'pipe'] });
+  function startReader(mountPoint: string): { readonly isWaiting: () => boolean; readonly output: Promise<string> } {
+    const child = spawn('cat', [join(mountPoint, 'file')], { stdio: ['ignore', 'pipe', 'pipe'] });
     const text: string[] = [];
     for (const stream of [child.stdout, child.stderr]) stream.on('data', (data) => text.push(String(data)));
     const isWaiting = (): boolean => child.exitCode === null;
-    return { isWaiting, said: once(child, 'close').then(() => text.join('')) };
+    return { isWaiting, output: once(child, 'close').then(() => text.join('')) };
   }
 
-  const optionsOf = (at: string): string =>
+  const optionsOf = (mountPoint: string): string =>
     readFileSync('/proc/self/mountinfo', 'utf8')
       .split('\n')
-      .findLast((line) => line.split(' ')[4] === at) ?? '';
+      .findLast((line) => line.split(' ')[4] === mountPoint) ?? '';
 
   const isComplete = (state: KeeperState | undefined): boolean =>
     state?.active?.ready === true && state.standby !== null;
 
   test("a mount keeps its keeper although its store's options have changed", { timeout: 60_000 }, async () => {
-    const { client, at, state, scope } = startAgent(10_000);
+    const { client, mountPoint, state, scope } = startAgent(10_000);
     writeFileSync(nfsExport.on('file'), 'data');
-    await client.stage(source(), targetAt(at), scope);
-    const file = await open(join(at, 'file'), 'r+');
+    await client.stage(source(), targetAt(mountPoint), scope);
+    const file = await open(join(mountPoint, 'file'), 'r+');
     onTestFinished(() => file.close());
     const { way, ...rest } = source();
     const changed = { ...rest, way: { ...way, sourcePorts: 'privileged' as const } };
-    await client.stage(changed, targetAt(at), scope);
-    expect(await client.dead?.([{ source: changed, target: targetAt(at) }], scope)).toEqual([]);
+    await client.stage(changed, targetAt(mountPoint), scope);
+    expect(await client.dead?.([{ source: changed, target: targetAt(mountPoint) }], scope)).toEqual([]);
     await file.write('DATA', 0);
-    await client.flush?.(changed, targetAt(at), scope);
+    await client.flush?.(changed, targetAt(mountPoint), scope);
     expect(readFileSync(nfsExport.on('file'), 'utf8')).toBe('DATA');
     expect((await state())?.mounts).toBe(1);
   });
@@ -179,42 +180,43 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
   test('permissions of a mount with squash=all are checked by the data path only, also after a restart of either', {
     timeout: 60_000,
   }, async () => {
-    const { client, at, place, state, scope } = startAgent(10_000);
+    const { client, mountPoint, place, state, scope } = startAgent(10_000);
     const unsquashedMount = place();
     const { way, ...rest } = source();
     const squashedSource = { ...rest, way: { ...way, squash: 'all', uid: 1000, gid: 1000 } as const };
     await nfsExport.nfs.setattr(nfsExport.directory, { uid: 1000, gid: 1000, mode: 0o700 });
     const runAs = (uid: number, script: string) =>
-      run('setpriv', ['--reuid', `${uid}`, '--regid', `${uid}`, '--clear-groups', 'sh', '-ec', script], { cwd: at });
+      run('setpriv', ['--reuid', `${uid}`, '--regid', `${uid}`, '--clear-groups', 'sh', '-ec', script], {
+        cwd: mountPoint,
+      });
     const expectServerChecks = async (): Promise<void> => {
       await runAs(165_536, 'umask 077; echo text > file; chmod 400 file');
       expect((await runAs(166_536, 'cat file')).stdout).toBe('text\n');
       await expect(runAs(166_536, 'echo more >> file')).rejects.toThrow('Permission denied');
       await runAs(166_536, 'rm -f file');
     };
-    await client.stage(squashedSource, targetAt(at), scope);
+    await client.stage(squashedSource, targetAt(mountPoint), scope);
     await client.stage(source(), targetAt(unsquashedMount), scope);
-    expect([optionsOf(at), optionsOf(unsquashedMount)].map((all) => all.includes('default_permissions'))).toEqual([
-      false,
-      true,
-    ]);
+    expect(
+      [optionsOf(mountPoint), optionsOf(unsquashedMount)].map((all) => all.includes('default_permissions')),
+    ).toEqual([false, true]);
     await expectServerChecks();
     const { active, takeovers } = (await eventually(state, isComplete)) as KeeperState;
     process.kill(active?.pid ?? 0, 'SIGKILL');
     await eventually(state, (found) => (found?.takeovers ?? 0) > takeovers);
     await expectServerChecks();
-    await client.unstage(squashedSource, targetAt(at), scope, { force: true });
-    await client.stage(squashedSource, targetAt(at), scope);
+    await client.unstage(squashedSource, targetAt(mountPoint), scope, { force: true });
+    await client.stage(squashedSource, targetAt(mountPoint), scope);
     await expectServerChecks();
   });
 
   test('ends all mounts that have had no serving data path until the timeout', { timeout: 60_000 }, async () => {
     const time = createSkippingClock();
-    const { client, at, place, state, lostMounts, abandoned, stop, scope } = startAgent(10_000, time);
+    const { client, mountPoint, place, state, lostMounts, abandoned, stop, scope } = startAgent(10_000, time);
     writeFileSync(nfsExport.on('file'), 'data');
     // Only the keeper still knows this mount.
     const other = place();
-    for (const each of [at, other]) await client.stage(source(), targetAt(each), scope);
+    for (const path of [mountPoint, other]) await client.stage(source(), targetAt(path), scope);
     const file = await open(join(other, 'file'), 'r');
     onTestFinished(() => file.close().catch(() => undefined));
     await run('umount', ['--lazy', other]);
@@ -223,11 +225,11 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     stop(standby?.pid ?? 0);
     process.kill(active?.pid ?? 0, 'SIGKILL');
     await eventually(state, (found) => found?.active?.pid === standby?.pid);
-    const blockedReader = startReader(at);
-    expect(await client.dead?.([{ source: source(), target: targetAt(at) }], scope)).toEqual([]);
+    const blockedReader = startReader(mountPoint);
+    expect(await client.dead?.([{ source: source(), target: targetAt(mountPoint) }], scope)).toEqual([]);
     expect(blockedReader.isWaiting()).toBe(true);
     time.skip(11_000);
-    expect(await blockedReader.said).toMatch(/abort|not connected/);
+    expect(await blockedReader.output).toMatch(/abort|not connected/);
     await expect(file.read(Buffer.alloc(4), 0, 4, 0)).rejects.toThrow(/ENOTCONN|ECONNABORTED/);
     const expectedReport = { keeper: 'host', why: 'no data path serves the mounts' };
     await eventually(
@@ -237,22 +239,22 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     expect(abandoned).toEqual([expect.objectContaining(expectedReport)]);
     // The keeper has answered the request to end, and is about to end.
     await eventually(
-      () => client.dead?.([{ source: source(), target: targetAt(at) }], scope).catch(() => []),
-      (dead) => dead?.[0] === at,
+      () => client.dead?.([{ source: source(), target: targetAt(mountPoint) }], scope).catch(() => []),
+      (dead) => dead?.[0] === mountPoint,
     );
     expect(lostMounts.times).toBeGreaterThan(0);
-    await client.stage(source(), targetAt(at), scope);
-    expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
+    await client.stage(source(), targetAt(mountPoint), scope);
+    expect((await run('cat', [join(mountPoint, 'file')], { timeout: 20_000 })).stdout).toBe('data');
     expect((await eventually(state, isComplete))?.mounts).toBe(1);
-    expect(await client.dead?.([{ source: source(), target: targetAt(at) }], scope)).toEqual([]);
+    expect(await client.dead?.([{ source: source(), target: targetAt(mountPoint) }], scope)).toEqual([]);
   });
 
   test('a data path whose keeper was killed keeps serving, and gets another keeper', { timeout: 60_000 }, async () => {
-    const { client, at, state, lostMounts, keeperPid, scope } = startAgent(10_000);
+    const { client, mountPoint, state, lostMounts, keeperPid, scope } = startAgent(10_000);
     writeFileSync(nfsExport.on('file'), 'data');
-    await client.stage(source(), targetAt(at), scope);
+    await client.stage(source(), targetAt(mountPoint), scope);
     const { active } = (await eventually(state, isComplete)) ?? expect.fail();
-    const file = await open(join(at, 'file'), 'r');
+    const file = await open(join(mountPoint, 'file'), 'r');
     onTestFinished(() => file.close());
     const killedPid = keeperPid();
     process.kill(killedPid, 'SIGKILL');
@@ -260,19 +262,19 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
       () => lostMounts.times,
       (times) => times > 0,
     );
-    expect(await client.dead?.([{ source: source(), target: targetAt(at) }], scope)).toEqual([]);
-    await client.stage(source(), targetAt(at), scope);
+    expect(await client.dead?.([{ source: source(), target: targetAt(mountPoint) }], scope)).toEqual([]);
+    await client.stage(source(), targetAt(mountPoint), scope);
     expect((await file.read({ buffer: Buffer.alloc(4) })).buffer.toString()).toBe('data');
     expect(keeperPid()).not.toBe(killedPid);
     expect((await state())?.active?.pid).toBe(active?.pid);
   });
 
   test('kills a keeper that does not answer, and its data path gets another one', { timeout: 60_000 }, async () => {
-    const { client, at, state, abandoned, keeperPid, stop, scope } = startAgent(10_000);
+    const { client, mountPoint, state, abandoned, keeperPid, stop, scope } = startAgent(10_000);
     writeFileSync(nfsExport.on('file'), 'data');
-    await client.stage(source(), targetAt(at), scope);
+    await client.stage(source(), targetAt(mountPoint), scope);
     const { active } = (await eventually(state, isComplete)) ?? expect.fail();
-    const file = await open(join(at, 'file'), 'r');
+    const file = await open(join(mountPoint, 'file'), 'r');
     onTestFinished(() => file.close());
     stop(keeperPid());
     expect(await state()).toBeUndefined();
@@ -284,35 +286,35 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
   test('no application waits forever if the keeper hangs and its data path is gone', {
     timeout: 60_000,
   }, async () => {
-    const { client, at, state, lostMounts, keeperPid, stop, scope } = startAgent(10_000);
+    const { client, mountPoint, state, lostMounts, keeperPid, stop, scope } = startAgent(10_000);
     writeFileSync(nfsExport.on('file'), 'data');
-    await client.stage(source(), targetAt(at), scope);
+    await client.stage(source(), targetAt(mountPoint), scope);
     const { active } = (await eventually(state, isComplete)) ?? expect.fail();
     stop(keeperPid());
     process.kill(active?.pid ?? 0, 'SIGKILL');
-    const waits = startReader(at);
+    const waits = startReader(mountPoint);
     using limit = clock.deadline(10_000, unending);
     const unavailable = { reason: 'data-path-unavailable' };
-    await expect(client.flush?.(source(), targetAt(at), { ...scope, signal: limit.signal })).rejects.toMatchObject(
-      unavailable,
-    );
+    await expect(
+      client.flush?.(source(), targetAt(mountPoint), { ...scope, signal: limit.signal }),
+    ).rejects.toMatchObject(unavailable);
     expect(lostMounts.times).toBe(0);
-    expect(await waits.said).toMatch(/abort|not connected/);
+    expect(await waits.output).toMatch(/abort|not connected/);
     await eventually(
       () => lostMounts.times,
       (times) => times > 0,
     );
-    expect(await client.dead?.([{ source: source(), target: targetAt(at) }], scope)).toEqual([at]);
-    await client.stage(source(), targetAt(at), scope);
-    expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
+    expect(await client.dead?.([{ source: source(), target: targetAt(mountPoint) }], scope)).toEqual([mountPoint]);
+    await client.stage(source(), targetAt(mountPoint), scope);
+    expect((await run('cat', [join(mountPoint, 'file')], { timeout: 20_000 })).stdout).toBe('data');
   });
 
   test('an unreachable keeper does not affect the mounts of other keepers', {
     timeout: 60_000,
   }, async () => {
-    const { client, at, state, keeperPid, folder, scope } = startAgent(10_000);
+    const { client, mountPoint, state, keeperPid, folder, scope } = startAgent(10_000);
     writeFileSync(nfsExport.on('file'), 'data');
-    await client.stage(source(), targetAt(at), scope);
+    await client.stage(source(), targetAt(mountPoint), scope);
     const { active, standby } = (await eventually(state, isComplete)) ?? expect.fail();
     // Its data path lives, but its network is gone, so the keeper cannot be restarted.
     mkdirSync(join(folder, 'net-deadbeef'), { mode: 0o700 });
@@ -321,25 +323,25 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     onTestFinished(() => servingLock[Symbol.dispose]());
     for (const pid of [keeperPid(), active?.pid ?? 0, standby?.pid ?? 0]) process.kill(pid, 'SIGKILL');
     await eventually(
-      () => client.dead?.([{ source: source(), target: targetAt(at) }], scope).catch(() => []),
-      (dead) => dead?.[0] === at,
+      () => client.dead?.([{ source: source(), target: targetAt(mountPoint) }], scope).catch(() => []),
+      (dead) => dead?.[0] === mountPoint,
     );
-    await client.stage(source(), targetAt(at), scope);
-    expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
+    await client.stage(source(), targetAt(mountPoint), scope);
+    expect((await run('cat', [join(mountPoint, 'file')], { timeout: 20_000 })).stdout).toBe('data');
   });
 
   test('keeps mounts whose data path serves in time', { timeout: 60_000 }, async () => {
-    const { client, at, state, lostMounts, stop, scope } = startAgent(10_000);
+    const { client, mountPoint, state, lostMounts, stop, scope } = startAgent(10_000);
     writeFileSync(nfsExport.on('file'), 'data');
-    await client.stage(source(), targetAt(at), scope);
+    await client.stage(source(), targetAt(mountPoint), scope);
     const { active, standby } = (await eventually(state, isComplete)) ?? expect.fail();
     stop(standby?.pid ?? 0);
     process.kill(active?.pid ?? 0, 'SIGKILL');
-    expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
+    expect((await run('cat', [join(mountPoint, 'file')], { timeout: 20_000 })).stdout).toBe('data');
     await eventually(state, isComplete);
-    expect([lostMounts.times, await client.dead?.([{ source: source(), target: targetAt(at) }], scope)]).toEqual([
-      0,
-      [],
-    ]);
+    expect([
+      lostMounts.times,
+      await client.dead?.([{ source: source(), target: targetAt(mountPoint) }], scope),
+    ]).toEqual([0, []]);
   });
 });

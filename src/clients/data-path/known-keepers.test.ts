@@ -74,7 +74,7 @@ describe.skipIf(needs('linux'))('known keepers', () => {
       onAbandoned: (what) => void abandoned.push(what),
     });
     onTestFinished(() => {
-      for (const each of [known, server]) each[Symbol.dispose]();
+      for (const disposable of [known, server]) disposable[Symbol.dispose]();
       for (const connection of connections) connection.close();
       rmSync(folder, { recursive: true });
     });
@@ -101,7 +101,7 @@ describe.skipIf(needs('linux'))('known keepers', () => {
     await waitForUnservedSince(3_000);
     clock.advance(2_500);
     // Ending a keeper takes two requests.
-    for (let asked = 0; asked < 3; asked++) await mountsOf(keeper, clock, unending);
+    for (let request = 0; request < 3; request++) await mountsOf(keeper, clock, unending);
     expect([known.isStuck(keeper), abandoned]).toEqual([true, []]);
     clock.advance(500);
     await eventually(

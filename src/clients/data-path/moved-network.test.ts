@@ -29,18 +29,18 @@ describe.skipIf(needs('root', 'netns'))('a keeper of an engine’s network', () 
     });
     await keepers.use(kind, unending, async () => undefined);
     // And a data path that waits for it.
-    const before = await far.hasPids(2);
+    const pidsBefore = await far.hasPids(2);
     await keepers.runMaintenance(unending);
-    expect(await far.hasPids(2)).toEqual(before);
+    expect(await far.hasPids(2)).toEqual(pidsBefore);
 
     await far.removeEnd();
     await far.makeEnd();
     expect(await far.pids()).toEqual([]);
     await keepers.runMaintenance(unending);
-    const after = await far.hasPids(2);
+    const pidsAfter = await far.hasPids(2);
     expect((await keepers.status(unending)).map(({ state }) => state?.doing)).toEqual(['idle']);
     await keepers.use(kind, unending, async () => undefined);
     await keepers.runMaintenance(unending);
-    expect(await far.hasPids(2)).toEqual(after);
+    expect(await far.hasPids(2)).toEqual(pidsAfter);
   });
 });

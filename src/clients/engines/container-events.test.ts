@@ -32,8 +32,8 @@ const events: DockerClient['events'] = async ({ since }, signal) => {
   if (!isReachable) throw new DockerError('GET /events: connect ENOENT', { failure: 'unreachable' });
   const pendingEvents: (EngineEvent | Error | undefined)[] = [];
   let wake = Promise.withResolvers<void>();
-  const push = (one: EngineEvent | Error | undefined): void => {
-    pendingEvents.push(one);
+  const push = (event: EngineEvent | Error | undefined): void => {
+    pendingEvents.push(event);
     wake.resolve();
   };
   signal.addEventListener('abort', () => push(new DockerError('GET /events: cancelled', { failure: 'canceled' })));
@@ -47,10 +47,10 @@ const events: DockerClient['events'] = async ({ since }, signal) => {
     for (;;) {
       await wake.promise;
       wake = Promise.withResolvers();
-      for (const one of pendingEvents.splice(0)) {
-        if (one === undefined) return;
-        if (one instanceof Error) throw one;
-        yield one;
+      for (const event of pendingEvents.splice(0)) {
+        if (event === undefined) return;
+        if (event instanceof Error) throw event;
+        yield event;
       }
     }
   })();

@@ -326,8 +326,8 @@ describe('responses of engines', () => {
     const infoRequestCount = (): number => scriptedEngine.requests.filter((one) => one.endsWith('/info')).length;
     await expect
       .poll(async () => {
-        const before = infoRequestCount();
-        return (await freshEngine.remapsUsers(scope)) && before === infoRequestCount();
+        const requestsBefore = infoRequestCount();
+        return (await freshEngine.remapsUsers(scope)) && requestsBefore === infoRequestCount();
       })
       .toBe(true);
     isBusy = true;

@@ -52,10 +52,10 @@ describe.skipIf(needs('root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
         await using stoppedDevice = await stoppedLoopDevice(scratch, { mounted });
         await client.stage(volume, targetAt(scratchPath('stage')), scratch.scope);
         writeFileSync(scratchPath('stage/file'), 'kept');
-        const before = mib(scratchPath('stage'));
+        const sizeBefore = mib(scratchPath('stage'));
         truncateSync(volume.path, 600 * 2 ** 20);
         await client.grow(volume, targetAt(scratchPath('stage')), scratch.scope);
-        expect(mib(scratchPath('stage')) - before).toBe(300);
+        expect(mib(scratchPath('stage')) - sizeBefore).toBe(300);
         await client.unstage(volume, targetAt(scratchPath('stage')), scratch.scope);
         expect(scratch.loops()).toEqual([stoppedDevice.node]);
         expect(existsSync(scratchPath('stage'))).toBe(false);
@@ -83,8 +83,8 @@ describe.skipIf(needs('root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
       expect(statSync(scratchPath('stage')).isBlockDevice()).toBe(true);
       truncateSync(volume.path, 8 * 2 ** 20);
       await client.grow(volume, targetAt(scratchPath('stage')), scratch.scope);
-      const [own = ''] = scratch.loops().filter((node) => node !== other.node);
-      expect(readFileSync(`/sys/block/${own.replace('/dev/', '')}/size`, 'utf8').trim()).toBe(String(2 ** 14));
+      const [volumeDevice = ''] = scratch.loops().filter((node) => node !== other.node);
+      expect(readFileSync(`/sys/block/${volumeDevice.replace('/dev/', '')}/size`, 'utf8').trim()).toBe(String(2 ** 14));
       await client.unstage(volume, targetAt(scratchPath('stage')), scratch.scope);
       expect(scratch.loops()).toEqual([other.node]);
     });

@@ -65,12 +65,12 @@ export async function useDirectIo(parts: LoopParts, loop: Loop, scope: Scope): P
 export function refuseOtherMounts(loop: Loop, currentMount: MountEntry, table: MountTable): void {
   if (loop.stacked) throw stillStacked(loop);
   const stage = table.mountPointIdentity(currentMount);
-  const others = loopMounts(loop, table).filter((entry) => {
+  const otherMounts = loopMounts(loop, table).filter((entry) => {
     const mountPointOf = table.mountPointIdentity(entry);
     // Propagation usually unmounts such a copy together with the stage. If not, `detachUnused` refuses it, after the stage is unmounted.
     return mountPointOf === undefined || !isSameBind(mountPointOf, stage);
   });
-  if (others.length > 0) throw stillMounted(loop.file, pathsOf(others));
+  if (otherMounts.length > 0) throw stillMounted(loop.file, pathsOf(otherMounts));
 }
 
 interface VolumeLoops {
@@ -130,10 +130,10 @@ export async function detachUnused(
   // If the path has an image again, the deleted one belonged to another volume. Do not wait for its users.
   const isReplaced = deleted.length > 0 && (await undefinedIfMissing(lstat(path))) !== undefined;
   const wasShown = all.filter((loop) => shown !== undefined && isSameAttachment(loop, shown));
-  const own = new Set([...present, ...wasShown, ...(isReplaced ? [] : deleted)]);
-  const { idle, used } = await detachIdleOf(parts, [...own], scope);
-  const others = deleted.filter((loop) => !own.has(loop));
-  await detachIdleOf(parts, others, scope);
+  const volumeLoopSet = new Set([...present, ...wasShown, ...(isReplaced ? [] : deleted)]);
+  const { idle, used } = await detachIdleOf(parts, [...volumeLoopSet], scope);
+  const replacedLoops = deleted.filter((loop) => !volumeLoopSet.has(loop));
+  await detachIdleOf(parts, replacedLoops, scope);
   const [first] = used;
   if (first?.loop.stacked === true) throw stillStacked(first.loop);
   if (first !== undefined) throw stillMounted(first.loop.file, pathsOf(first.mounts));

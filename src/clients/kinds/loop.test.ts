@@ -145,10 +145,10 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
   test('grows a mounted xfs, once', async () => {
     const volume = source(scratch.image('v.img', 300, 'xfs'), 'xfs');
     await client.stage(volume, targetAt(scratchPath('stage')), scratch.scope);
-    const before = mib(scratchPath('stage'));
+    const sizeBefore = mib(scratchPath('stage'));
     truncateSync(volume.path, 600 * 2 ** 20);
     await client.grow(volume, targetAt(scratchPath('stage')), scratch.scope);
-    expect(mib(scratchPath('stage')) - before).toBe(300);
+    expect(mib(scratchPath('stage')) - sizeBefore).toBe(300);
     await client.grow(volume, targetAt(scratchPath('stage')), scratch.scope);
     await client.stage(volume, targetAt(scratchPath('stage')), scratch.scope);
     expect(grownPaths).toEqual([scratchPath('stage')]);
@@ -385,26 +385,26 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
   });
 
   test('does not expose a device that was detached and reused for another file', async () => {
-    const [mine, other] = [source(scratch.image('v.img', 4), undefined), scratch.image('other.img', 8)];
-    await client.stage(mine, targetAt(scratchPath('stage')), scratch.scope);
+    const [volume, other] = [source(scratch.image('v.img', 4), undefined), scratch.image('other.img', 8)];
+    await client.stage(volume, targetAt(scratchPath('stage')), scratch.scope);
     const [loop = ''] = scratch.loops();
     execFileSync('losetup', ['-d', loop]);
     execFileSync('losetup', [loop, other]);
-    await client.stage(mine, targetAt(scratchPath('stage')), scratch.scope);
-    const [node = ''] = scratch.loops(mine.path);
+    await client.stage(volume, targetAt(scratchPath('stage')), scratch.scope);
+    const [node = ''] = scratch.loops(volume.path);
     expect(node).not.toBe(loop);
     expect(statSync(scratchPath('stage')).rdev).toBe(statSync(node).rdev);
   });
 
   test('unstages a volume although another program has mounted a device with the same number', async () => {
-    const [mine, other] = [source(scratch.image('v.img', 4), undefined), scratch.image('other.img', 50, 'ext4')];
-    await client.stage(mine, targetAt(scratchPath('stage')), scratch.scope);
+    const [volume, other] = [source(scratch.image('v.img', 4), undefined), scratch.image('other.img', 50, 'ext4')];
+    await client.stage(volume, targetAt(scratchPath('stage')), scratch.scope);
     const [loop = ''] = scratch.loops();
     execFileSync('losetup', ['-d', loop]);
     execFileSync('losetup', [loop, other]);
     mkdirSync(scratchPath('theirs'));
     execFileSync('mount', ['-t', 'ext4', loop, scratchPath('theirs')]);
-    await client.unstage(mine, targetAt(scratchPath('stage')), scratch.scope);
+    await client.unstage(volume, targetAt(scratchPath('stage')), scratch.scope);
     expect([scratch.mounts(), scratch.loops(), existsSync(scratchPath('stage'))]).toEqual([
       [scratchPath('theirs')],
       [loop],

@@ -25,10 +25,17 @@ export async function holdPath(path: string): Promise<HeldPath> {
   try {
     const procPath = `/proc/self/fd/${handle.fd}`;
     // Synchronous: the kernel answers from memory, whatever disk or server the path is on.
-    const where = (): string => readlinkSync(procPath);
+    const currentPath = (): string => readlinkSync(procPath);
     const stats = await handle.stat();
-    if (stats.isSymbolicLink() || where() !== path) throw movedAway(path);
-    return { path, fd: handle.fd, procPath, stats, currentPath: where, [Symbol.asyncDispose]: () => handle.close() };
+    if (stats.isSymbolicLink() || currentPath() !== path) throw movedAway(path);
+    return {
+      path,
+      fd: handle.fd,
+      procPath,
+      stats,
+      currentPath: currentPath,
+      [Symbol.asyncDispose]: () => handle.close(),
+    };
   } catch (cause) {
     await handle.close();
     throw cause;
@@ -40,10 +47,10 @@ export function holdOwnPath(path: string): HeldPath {
   const fd = openSync(path, O_PATH | constants.O_NOFOLLOW);
   try {
     const procPath = `/proc/self/fd/${fd}`;
-    const where = (): string => readlinkSync(procPath);
+    const currentPath = (): string => readlinkSync(procPath);
     const stats = fstatSync(fd);
-    if (stats.isSymbolicLink() || where() !== path) throw movedAway(path);
-    return { path, fd, procPath, stats, currentPath: where, [Symbol.asyncDispose]: async () => closeSync(fd) };
+    if (stats.isSymbolicLink() || currentPath() !== path) throw movedAway(path);
+    return { path, fd, procPath, stats, currentPath: currentPath, [Symbol.asyncDispose]: async () => closeSync(fd) };
   } catch (cause) {
     closeSync(fd);
     throw cause;

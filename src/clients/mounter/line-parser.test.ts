@@ -33,13 +33,13 @@ describe('a parser for a table that is read repeatedly', () => {
     const readLines = (currentLines: readonly string[]) => read(Buffer.from(`${currentLines.join('\n')}\n`));
     const first = readLines(lines);
     expect(parsedLines.splice(0)).toEqual(lines);
-    const more = readLines([...lines, 'new']);
+    const longerTable = readLines([...lines, 'new']);
     expect(parsedLines.splice(0)).toEqual(['new']);
-    expect(more[7]).toBe(first[7]);
-    expect(readLines([...lines, 'new'])).toBe(more);
-    const fewer = readLines([...lines.slice(0, 20), ...lines.slice(21), 'new']);
+    expect(longerTable[7]).toBe(first[7]);
+    expect(readLines([...lines, 'new'])).toBe(longerTable);
+    const shorterTable = readLines([...lines.slice(0, 20), ...lines.slice(21), 'new']);
     expect(parsedLines.splice(0)).toEqual([]);
-    expect([fewer.length, fewer[20], fewer.at(-1)]).toEqual([50, first[21], more.at(-1)]);
+    expect([shorterTable.length, shorterTable[20], shorterTable.at(-1)]).toEqual([50, first[21], longerTable.at(-1)]);
     readLines([...lines.slice(0, 20), 'other', ...lines.slice(21), 'new']);
     expect(parsedLines).toEqual(['other']);
   });

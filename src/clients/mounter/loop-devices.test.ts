@@ -120,14 +120,14 @@ describe.skipIf(needs('root', 'mount', 'loop'))("Stowage's own loop devices", ()
   test('are separate for twenty concurrent attaches by two processes', async () => {
     const images = Array.from({ length: 20 }, (_, n) => scratch.image(`v${n}.img`, 1));
     const rest = JSON.stringify(images.slice(10));
-    const [child, held] = await Promise.all([
+    const [child, attached] = await Promise.all([
       startOtherProcess('', `await Promise.all(${rest}.map((one) => devices.attach(one, false, scope)));`),
       Promise.all(images.slice(0, 10).map((image) => devices.attach(image, false, scratch.scope))),
     ]);
     try {
       expect(images.map((image) => scratch.loops(image).length)).toEqual(images.map(() => 1));
     } finally {
-      for (const one of held) await one[Symbol.asyncDispose]();
+      for (const one of attached) await one[Symbol.asyncDispose]();
       await killProcess(child);
     }
     await vi.waitFor(() => expect(scratch.loops()).toEqual([]), 10_000);

@@ -66,14 +66,14 @@ export function createLoopFiles(clock: Clock, queryDevice = queryLoopFile): Loop
     const imageStats = await undefinedIfMissing(stat(image, { bigint: true }));
     // The image is not visible now, so compare paths.
     if (imageStats === undefined) return sameNameLoops.filter(({ file }) => file === image);
-    const asked = sameNameLoops.map(async (loop) => {
+    const matches = sameNameLoops.map(async (loop) => {
       const found = await queryOnce(loop);
       if (found === 'silent' || found === 'not attached') return found;
       if (found === undefined && loop.file !== image) throw loopUnresponsive(loop, image);
       if (found === undefined) return 'attached';
       return found.device === imageStats.dev && found.inode === imageStats.ino ? 'attached' : 'other';
     });
-    const answers = await Promise.all(asked);
+    const answers = await Promise.all(matches);
     const attached = sameNameLoops.filter((_, index) => answers[index] === 'attached');
     // Stowage attaches an image once and then keeps using that device, so the others need not answer.
     if (attached.length > 0) return attached;

@@ -82,8 +82,8 @@ const isUnavailable = (cause: unknown): boolean => isErrno(cause, 'ENOSYS', 'EPE
 /** Clones the mount detached, sets its flags, then attaches it. */
 function attachWithFlags(from: HeldPath, at: HeldPath, flags: readonly string[]): void {
   const { openTree, mountSetattr, moveMount } = functions();
-  const how = cloneFlag | closeOnExecFlag | emptyPathFlag;
-  const tree = checked('open_tree', openTree(syscallNumbers.openTree, from.fd, '', how));
+  const openFlags = cloneFlag | closeOnExecFlag | emptyPathFlag;
+  const tree = checked('open_tree', openTree(syscallNumbers.openTree, from.fd, '', openFlags));
   try {
     const attributes = Buffer.alloc(attributesBytes);
     attributes.writeBigUInt64LE(BigInt(sumOf(flags)));

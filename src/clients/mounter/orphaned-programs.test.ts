@@ -60,11 +60,11 @@ test(
     addProcess(11, orphanFiles('us'));
     const pauses: number[] = [];
     const waits: number[] = [];
-    const real = systemClock();
+    const realClock = systemClock();
     const clock = {
-      ...real,
+      ...realClock,
       after: (ms: number, then: () => void) =>
-        real.after(ms, () => {
+        realClock.after(ms, () => {
           waits.push(ms);
           then();
         }),

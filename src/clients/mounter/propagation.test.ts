@@ -52,11 +52,11 @@ describe.skipIf(needs('root', 'mount')).each([
   let mounter: Mounter;
   let otherNamespace: OtherNamespace;
   const scratchPath = (name: string): string => join(scratch.folder, name);
-  const mounterWith = (mountCallsToUse: MountCalls): Mounter =>
+  const mounterWith = (requestedCalls: MountCalls): Mounter =>
     createLinuxMounter({
       clock,
       run,
-      calls: mountCallsToUse,
+      calls: requestedCalls,
       forbiddenFolders: () => [],
       storeRoots: () => [],
       mountsFolder: scratchPath('mounts'),
@@ -98,9 +98,9 @@ describe.skipIf(needs('root', 'mount')).each([
   test('has the restrictions of its source there too', async () => {
     execFileSync('mount', ['-t', 'tmpfs', '-o', 'noexec,noatime,size=1m', '--', 'stowage-test', scratchPath('from')]);
     await mounter.bind(scratchPath('from'), scratchPath('to'), readOnly, scratch.scope);
-    const all = expect.arrayContaining(['ro', 'nosuid', 'nodev', 'noexec', 'noatime']);
-    expect(otherNamespace.options(scratchPath('to'))).toEqual(all);
-    expect((await readMountTable()).mountAt(scratchPath('to'))?.options).toEqual(all);
+    const expectedFlags = expect.arrayContaining(['ro', 'nosuid', 'nodev', 'noexec', 'noatime']);
+    expect(otherNamespace.options(scratchPath('to'))).toEqual(expectedFlags);
+    expect((await readMountTable()).mountAt(scratchPath('to'))?.options).toEqual(expectedFlags);
   });
 
   test('is never writable at its target, not even for a moment', async () => {
@@ -113,12 +113,12 @@ describe.skipIf(needs('root', 'mount')).each([
         return answer;
       };
     };
-    const by = {
+    const recordingCalls = {
       bind: recordOptionsAfter('bind'),
       bindWithFlags: recordOptionsAfter('bindWithFlags'),
       remount: recordOptionsAfter('remount'),
     };
-    await mounterWith({ ...calls, ...by } as MountCalls).bind(
+    await mounterWith({ ...calls, ...recordingCalls } as MountCalls).bind(
       scratchPath('from'),
       scratchPath('to'),
       readOnly,

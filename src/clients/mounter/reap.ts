@@ -32,8 +32,8 @@ export async function reap(
   const isStale = (name: string): boolean => (isVolumeId(name) ? !knownVolumes.has(name) : scratchNames.includes(name));
   const stale = folder === undefined ? [] : (await readdir(folder)).filter(isStale);
   for (const name of stale) {
-    const at = join(folder ?? '', name);
-    if (await unmountUnused(parts, at, scope)) freed.push(at);
+    const mountPoint = join(folder ?? '', name);
+    if (await unmountUnused(parts, mountPoint, scope)) freed.push(mountPoint);
   }
   for (const loop of await idleLoops(parts, scope)) {
     scope.signal.throwIfAborted();

@@ -44,28 +44,28 @@ const isAlive = (pid: number): boolean => {
 
 describe('run', () => {
   test("returns the program's output, with unchanged arguments and the C locale", async () => {
-    await using at = await createMachine('printf "%s|" "$@" "$LC_ALL" "$HOME"');
-    expect(await at.run('mount', ['a b', '$(id)', ';', '*', ''], scope())).toBe('a b|$(id)|;|*||C||');
+    await using machine = await createMachine('printf "%s|" "$@" "$LC_ALL" "$HOME"');
+    expect(await machine.run('mount', ['a b', '$(id)', ';', '*', ''], scope())).toBe('a b|$(id)|;|*||C||');
   });
 
   test('reports a failure with the last meaningful line of stderr', async () => {
-    await using at = await createMachine(
+    await using machine = await createMachine(
       'echo first >&2; echo "mount: /x: no." >&2; echo "       dmesg(1) may have more" >&2; exit 32',
     );
-    const failed = await at.run('mount', [], scope()).catch((cause: unknown) => cause);
+    const failed = await machine.run('mount', [], scope()).catch((cause: unknown) => cause);
     expect(failed).toBeInstanceOf(CommandFailed);
     expect(failed).toMatchObject({ exit: 32, message: 'mount: mount: /x: no.' });
   });
 
   test('reports a failure without output with the exit status, or the signal', async () => {
-    await using at = await createMachine('[ "$1" = die ] && kill -9 $$; exit 3');
-    await expect(at.run('mount', [], scope())).rejects.toThrow('mount: exit status 3');
-    await expect(at.run('mount', ['die'], scope())).rejects.toThrow('mount: ended by SIGKILL');
+    await using machine = await createMachine('[ "$1" = die ] && kill -9 $$; exit 3');
+    await expect(machine.run('mount', [], scope())).rejects.toThrow('mount: exit status 3');
+    await expect(machine.run('mount', ['die'], scope())).rejects.toThrow('mount: ended by SIGKILL');
   });
 
   test('names the packages of a missing program', async () => {
-    await using at = await createMachine('');
-    const run = createRunProgram(systemClock(), at.folder);
+    await using machine = await createMachine('');
+    const run = createRunProgram(systemClock(), machine.folder);
     await expect(run('xfs_repair', [], scope())).rejects.toMatchObject({
       code: 'unsupported',
       reason: 'tool-missing',
@@ -75,17 +75,17 @@ describe('run', () => {
   });
 
   test('reads endless output without keeping it', async () => {
-    await using at = await createMachine(
+    await using machine = await createMachine(
       'head -c 3000000 /dev/zero | tr "\\0" x; head -c 100000 /dev/zero | tr "\\0" y >&2; echo last >&2',
     );
-    expect((await at.run('mount', [], scope())).length).toBe(256 * 1024);
+    expect((await machine.run('mount', [], scope())).length).toBe(256 * 1024);
   });
 
   test('kills the program at the deadline, with an error that says so', async () => {
     const clock = createFakeClock();
-    await using at = await createMachine(sleepScript, clock);
-    const pidFile = join(at.folder, 'pid');
-    const running = at.run('mount', [pidFile], scope());
+    await using machine = await createMachine(sleepScript, clock);
+    const pidFile = join(machine.folder, 'pid');
+    const running = machine.run('mount', [pidFile], scope());
     await waitUntil(() => existsSync(pidFile));
     clock.advance(30_000);
     await expect(running).rejects.toMatchObject({
@@ -97,10 +97,10 @@ describe('run', () => {
   });
 
   test('kills the program of a cancelled call, and throws the reason of the signal', async () => {
-    await using at = await createMachine(sleepScript);
-    const pidFile = join(at.folder, 'pid');
+    await using machine = await createMachine(sleepScript);
+    const pidFile = join(machine.folder, 'pid');
     const cancel = new AbortController();
-    const running = at.run('mount', [pidFile], scope(cancel.signal));
+    const running = machine.run('mount', [pidFile], scope(cancel.signal));
     await waitUntil(() => existsSync(pidFile));
     cancel.abort(new Error('enough'));
     await expect(running).rejects.toThrow('enough');
@@ -108,21 +108,29 @@ describe('run', () => {
   });
 
   test('starts nothing after a cancelled call', async () => {
-    await using at = await createMachine('touch "$1"');
-    const mark = join(at.folder, 'mark');
-    await expect(at.run('mount', [mark], scope(AbortSignal.abort(new Error('enough'))))).rejects.toThrow('enough');
+    await using machine = await createMachine('touch "$1"');
+    const mark = join(machine.folder, 'mark');
+    await expect(machine.run('mount', [mark], scope(AbortSignal.abort(new Error('enough'))))).rejects.toThrow('enough');
     expect(existsSync(mark)).toBe(false);
   });
 
   test('lets a program finish that must not be stopped half-way', async () => {
-    await using at = await createMachine('touch "$1"; while [ ! -e "$2" ]; do sleep 0.05; done; echo word; touch "$3"');
-    const [begun, go, done] = ['begun', 'go', 'done'].map((name) => join(at.folder, name)) as [string, string, string];
+    await using machine = await createMachine(
+      'touch "$1"; while [ ! -e "$2" ]; do sleep 0.05; done; echo word; touch "$3"',
+    );
+    const [startedFile, finishFile, doneFile] = ['begun', 'go', 'done'].map((name) => join(machine.folder, name)) as [
+      string,
+      string,
+      string,
+    ];
     const cancel = new AbortController();
-    const running = at.run('mount', [begun, go, done], scope(cancel.signal), { letFinish: true });
-    await waitUntil(() => existsSync(begun));
+    const running = machine.run('mount', [startedFile, finishFile, doneFile], scope(cancel.signal), {
+      letFinish: true,
+    });
+    await waitUntil(() => existsSync(startedFile));
     cancel.abort(new Error('enough'));
     await expect(running).rejects.toThrow('enough');
-    await writeFile(go, '');
-    await waitUntil(() => existsSync(done));
+    await writeFile(finishFile, '');
+    await waitUntil(() => existsSync(doneFile));
   });
 });

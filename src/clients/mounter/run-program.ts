@@ -30,7 +30,7 @@ export interface RunOptions {
    */
   readonly letFinish?: boolean;
   readonly env?: Readonly<Record<string, string>>;
-  /** Descriptors that the program inherits as `inChild(0)`, `inChild(1)` and so on. In its error messages they are replaced by their paths. */
+  /** Descriptors that the program inherits as `descriptorPath(0)`, `descriptorPath(1)` and so on. In its error messages they are replaced by their paths. */
   readonly inherited?: readonly InheritedDescriptor[];
 }
 
@@ -63,7 +63,7 @@ export function createRunProgram(clock: Clock, path = searchPath(), owner = ''):
         PATH: path,
         LC_ALL: 'C',
         ...(options.letFinish === true ? {} : { [runByVariable]: String(process.pid), [runForVariable]: owner }),
-        // util-linux since 2.39 uses move_mount(2), which does not follow the link inChild(0); mount(2) does.
+        // util-linux since 2.39 uses move_mount(2), which does not follow the link descriptorPath(0); mount(2) does.
         ...(inherited.length > 0 ? { LIBMOUNT_FORCE_MOUNT2: 'always' } : {}),
       },
     });

@@ -60,8 +60,8 @@ function createThreadUnmount({ calls, clock }: MounterParts) {
     } catch (cause) {
       if (!(cause instanceof StillRunning)) throw cause;
       // The call uses the descriptor of the parent, which must stay open until the call ends.
-      const kept = held.move();
-      void unmounting.catch(() => undefined).then(() => kept.disposeAsync());
+      const parentHold = held.move();
+      void unmounting.catch(() => undefined).then(() => parentHold.disposeAsync());
       throw scope.signal.aborted ? scope.signal.reason : tooSlow(at, cause);
     }
   };
