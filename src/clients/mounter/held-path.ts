@@ -33,7 +33,7 @@ export async function holdPath(path: string): Promise<HeldPath> {
       fd: handle.fd,
       procPath,
       stats,
-      currentPath: currentPath,
+      currentPath,
       [Symbol.asyncDispose]: () => handle.close(),
     };
   } catch (cause) {
@@ -50,7 +50,7 @@ export function holdOwnPath(path: string): HeldPath {
     const currentPath = (): string => readlinkSync(procPath);
     const stats = fstatSync(fd);
     if (stats.isSymbolicLink() || currentPath() !== path) throw movedAway(path);
-    return { path, fd, procPath, stats, currentPath: currentPath, [Symbol.asyncDispose]: async () => closeSync(fd) };
+    return { path, fd, procPath, stats, currentPath, [Symbol.asyncDispose]: async () => closeSync(fd) };
   } catch (cause) {
     closeSync(fd);
     throw cause;

@@ -1,8 +1,8 @@
 import { readdir, readFile, readlink } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
-import { askProcess } from './ask-process.ts';
 import { isAtOrBelow, readBounded } from './mountinfo.ts';
+import { readProcess } from './read-process.ts';
 
 const ownPid = process.pid;
 
@@ -57,7 +57,7 @@ export async function searchHolders(
       const process: InspectedProcess = {
         folder: `${proc}/${pid}`,
         except: pid === ownPid ? String(search.exceptFd) : undefined,
-        ask: (question) => askProcess(`${proc}/${pid}`, question, clock, onUnknown),
+        read: (work) => readProcess(`${proc}/${pid}`, work, clock, onUnknown),
       };
       if (await holdsAny(listTargets(process), holds)) found.push({ pid, command: await commandOf(process) });
     }
@@ -75,26 +75,26 @@ interface InspectedProcess {
   readonly folder: string;
   readonly except: string | undefined;
   /** A process that ends during the search holds nothing. If a process does not answer or may not be read, the search is incomplete. */
-  ask<T>(question: () => Promise<T>): Promise<T | undefined>;
+  read<T>(work: () => Promise<T>): Promise<T | undefined>;
 }
 
-async function* linkTargets({ folder, except, ask }: InspectedProcess): AsyncIterable<string> {
-  for (const name of ['cwd', 'root', 'exe']) yield (await ask(() => readlink(`${folder}/${name}`))) ?? '';
-  for (const fd of (await ask(() => readdir(`${folder}/fd`))) ?? []) {
-    if (fd !== except) yield (await ask(() => readlink(`${folder}/fd/${fd}`))) ?? '';
+async function* linkTargets({ folder, except, read }: InspectedProcess): AsyncIterable<string> {
+  for (const name of ['cwd', 'root', 'exe']) yield (await read(() => readlink(`${folder}/${name}`))) ?? '';
+  for (const fd of (await read(() => readdir(`${folder}/fd`))) ?? []) {
+    if (fd !== except) yield (await read(() => readlink(`${folder}/fd/${fd}`))) ?? '';
   }
 }
 
-async function* mappedFiles({ folder, ask }: InspectedProcess): AsyncIterable<string> {
-  const maps = (await ask(() => readBounded(`${folder}/maps`, 4 * 1024 * 1024))) ?? '';
+async function* mappedFiles({ folder, read }: InspectedProcess): AsyncIterable<string> {
+  const maps = (await read(() => readBounded(`${folder}/maps`, 4 * 1024 * 1024))) ?? '';
   for (const line of maps.split('\n')) {
     const slash = line.indexOf('/');
     if (slash !== -1) yield line.slice(slash);
   }
 }
 
-async function commandOf({ folder, ask }: InspectedProcess): Promise<string> {
-  const name = (await ask(() => readFile(`${folder}/comm`, 'utf8'))) ?? '';
+async function commandOf({ folder, read }: InspectedProcess): Promise<string> {
+  const name = (await read(() => readFile(`${folder}/comm`, 'utf8'))) ?? '';
   // A process chooses its own name, which must not inject terminal escapes into a message.
   return name.trim().replace(/[^\x20-\x7e]/g, '?') || 'unknown';
 }

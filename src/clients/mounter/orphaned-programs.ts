@@ -1,8 +1,8 @@
 import { readdir, readFile } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
-import { askProcess } from './ask-process.ts';
 import { readBounded } from './mountinfo.ts';
+import { readProcess } from './read-process.ts';
 
 /** Environment variable of every program that Stowage runs: the pid of the process that waits for it. */
 export const runByVariable = 'STOWAGE_RUN_BY';
@@ -35,11 +35,11 @@ async function listOrphans(owner: string, proc: string, clock: Clock): Promise<r
 
 /** A process that does not answer may be any program, so the start does not wait for it. */
 async function isOrphan(process: string, owner: string, clock: Clock): Promise<boolean> {
-  const environment = await askProcess(process, () => readBounded(`${process}/environ`, 131_072), clock);
+  const environment = await readProcess(process, () => readBounded(`${process}/environ`, 131_072), clock);
   const variables = environment?.split('\0') ?? [];
   const runByEntry = variables.find((variable) => variable.startsWith(`${runByVariable}=`));
   if (runByEntry === undefined || !variables.includes(`${runForVariable}=${owner}`)) return false;
-  const status = await askProcess(process, () => readFile(`${process}/status`, 'utf8'), clock);
+  const status = await readProcess(process, () => readFile(`${process}/status`, 'utf8'), clock);
   const parent = /^PPid:\s*(\d+)$/m.exec(status ?? '')?.[1];
   // No parent: it ended meanwhile. The same parent: its Stowage still runs and waits for it.
   return parent !== undefined && runByEntry !== `${runByVariable}=${parent}`;

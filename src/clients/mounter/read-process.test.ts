@@ -1,7 +1,7 @@
 import { setImmediate } from 'node:timers/promises';
 import { expect, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { askProcess } from './ask-process.ts';
+import { readProcess } from './read-process.ts';
 
 test('limits the number of pending reads, and reads again when they end', async () => {
   const realClock = systemClock();
@@ -9,16 +9,16 @@ test('limits the number of pending reads, and reads again when they end', async 
   const pendingRead = Promise.withResolvers<string>();
   let pendingReads = 0;
   for (let pid = 0; pid < 100; pid++) {
-    const question = (): Promise<string> => {
+    const read = (): Promise<string> => {
       pendingReads++;
       return pendingRead.promise;
     };
-    expect(await askProcess(`/proc/${pid}`, question, clock)).toBe(undefined);
+    expect(await readProcess(`/proc/${pid}`, read, clock)).toBe(undefined);
   }
   expect(pendingReads).toBe(8);
   pendingRead.resolve('');
   await setImmediate();
-  for (const pid of [0, 99]) expect(await askProcess(`/proc/${pid}`, async () => 'well', realClock)).toBe('well');
+  for (const pid of [0, 99]) expect(await readProcess(`/proc/${pid}`, async () => 'well', realClock)).toBe('well');
 });
 
 test.each([
@@ -28,7 +28,7 @@ test.each([
   const failRead = (): Promise<string> => Promise.reject(Object.assign(new Error(code), { code }));
   const onUnknown = vi.fn();
   for (let pid = 0; pid < 100; pid++)
-    expect(await askProcess(`/proc/${pid}`, failRead, systemClock(), onUnknown)).toBe(undefined);
+    expect(await readProcess(`/proc/${pid}`, failRead, systemClock(), onUnknown)).toBe(undefined);
   expect(onUnknown).toHaveBeenCalledTimes(times);
-  expect(await askProcess('/proc/1', async () => 'well', systemClock())).toBe('well');
+  expect(await readProcess('/proc/1', async () => 'well', systemClock())).toBe('well');
 });

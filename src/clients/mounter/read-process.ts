@@ -14,7 +14,7 @@ const silentProcesses = new Set<string>();
  * the server is gone, and cannot be cancelled: the read is abandoned, and that process is not read again until the read ends. Undefined:
  * no answer. Calls `onUnknown`, unless the process has ended.
  */
-export async function askProcess<T>(
+export async function readProcess<T>(
   folder: string,
   read: () => Promise<T>,
   clock: Clock,
