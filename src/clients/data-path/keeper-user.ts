@@ -11,7 +11,7 @@ const userFile = (folder: string): string => join(folder, 'user');
 
 /**
  * The user of this Stowage's keepers and data paths, and of nothing else: any process with the same user could attack them. Chosen once and
- * kept in the folder. `given`: the user of external keepers.
+ * kept in the folder. `externalUser`: the user of external keepers.
  */
 export async function keeperUser(folder: string, externalUser?: number): Promise<number> {
   const known = knownKeeperUser(folder);

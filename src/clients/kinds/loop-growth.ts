@@ -97,7 +97,7 @@ const holdersUnknown = (image: string): StowageError =>
     action: `Retry when the machine is less busy. To see which process has the image open: fuser -v ${image}`,
   });
 
-/** Grows the file system while it is mounted at `place`. Does nothing if there is no room to grow into. */
+/** Grows the file system while it is mounted at `mountPoint`. Does nothing if there is no room to grow into. */
 export async function growMounted(
   parts: GrowthParts & Pick<LoopParts, 'loopDevices'>,
   target: {

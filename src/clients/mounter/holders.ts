@@ -23,7 +23,7 @@ export interface HolderSearch {
 
 /**
  * Finds processes that use the path or something below it: as an open file, working directory, root, program or mapping. Returns at most
- * `most` processes and only those found in time, so use it for messages only. Processes of other pid namespaces are not visible.
+ * `maxHolders` processes and only those found in time, so use it for messages only. Processes of other pid namespaces are not visible.
  */
 export async function findHolders(
   path: string,

@@ -58,7 +58,7 @@ function commonPrefixLength(one: Buffer, other: Buffer): number {
   return longestSameRange(Math.min(one.length, other.length), isSame);
 }
 
-/** The first line from which the rest is the same, ignoring the bytes before `least`; the number of lines if there is none. */
+/** The first line from which the rest is the same, ignoring the bytes before `minOffset`; the number of lines if there is none. */
 function firstCommonLine({ bytes: one, ends }: ParsedLines<unknown>, other: Buffer, minOffset: number): number {
   const [a, b] = [one.length, other.length];
   const isSame = (from: number, to: number): boolean => one.compare(other, b - to, b - from, a - to, a - from) === 0;

@@ -18,7 +18,7 @@ export function createSharing(
       try {
         await using heldFolder = await holdPath(folder);
         calls.tmpfs(source, heldFolder);
-        // Open it again: `place` is the mount point, which the mount now hides.
+        // Open it again: `heldFolder` is the mount point, which the mount now hides.
         await using mounted = await holdPath(folder);
         calls.makeShared(mounted);
       } catch (cause) {

@@ -59,7 +59,7 @@ export function createTargets({
     const table = await readTable();
     return await accessPath({ path, table, signal: scope.signal }, () => work(table));
   };
-  /** In `published` no other program creates or removes anything, and it is in memory, so access it synchronously. On any error take the slow path. */
+  /** In `publishedFolder` no other program creates or removes anything, and it is in memory, so access it synchronously. On any error take the slow path. */
   const isOwn = (target: string, access: Access): boolean =>
     access === 'filesystem' && publishedFolder !== undefined && dirname(target) === publishedFolder;
   return {
