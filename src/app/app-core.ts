@@ -10,7 +10,7 @@ import { createHoldLocal } from '#clients/mounter/hold-local.ts';
 import { createTableReader } from '#clients/mounter/mountinfo.ts';
 import { createOrphanWait } from '#clients/mounter/orphaned-programs.ts';
 import { createPathAccess } from '#clients/mounter/path-access.ts';
-import { createRun } from '#clients/mounter/run-program.ts';
+import { createRunProgram } from '#clients/mounter/run-program.ts';
 import type { ContainerEngine } from '#core/containers.ts';
 import { createCore, type WholeCore } from '#core/core.ts';
 import type { NodeName } from '#core/model.ts';
@@ -36,22 +36,22 @@ export interface AppCoreOptions {
 /** Creates core with the stores and clients of this program. */
 export async function createAppCore(pieces: AppCoreOptions): Promise<WholeCore> {
   const { records, kinds, state, keepers, engines, node, clock, log } = pieces;
-  const run = createRun(clock, undefined, state.path);
+  const run = createRunProgram(clock, undefined, state.path);
   const directories = (): readonly LocalDirectory[] =>
     core.stores.list().flatMap(({ config }) => localDirectoryOf(kinds, config) ?? []);
   const readTable = createTableReader();
   // Shared, since only the first read of the mount table waits.
-  const settled = createOrphanWait(clock, state.path);
+  const waitForOrphans = createOrphanWait(clock, state.path);
   const mounter = await createMounter({
     clock,
     run,
     readTable,
-    settled,
+    waitForOrphans,
     // Loop devices on files of other stores belong to their users.
     storeRoots: () => directories().flatMap(({ path, hasImages }) => (hasImages ? path : [])),
-    forbidden: () => [state.path, ...directories().map(({ path }) => path)],
-    published: state.published,
-    mounts: state.mounts,
+    forbiddenFolders: () => [state.path, ...directories().map(({ path }) => path)],
+    publishedFolder: state.published,
+    mountsFolder: state.mounts,
   });
   const instance = instanceOf(records);
   const boot = await bootId();
@@ -60,8 +60,13 @@ export async function createAppCore(pieces: AppCoreOptions): Promise<WholeCore> 
     kinds,
     mounter,
     clients: {
-      directory: createDirectoryClient({ mounter, readTable, settled, near: createHoldLocal(state.mounts) }),
-      loop: createLoopClient({ mounter, run, clock, settled }),
+      directory: createDirectoryClient({
+        mounter,
+        readTable,
+        waitForOrphans,
+        holdLocal: createHoldLocal(state.mounts),
+      }),
+      loop: createLoopClient({ mounter, run, clock, waitForOrphans }),
       nfs: createNfsClient({
         mounter,
         run,
@@ -70,7 +75,7 @@ export async function createAppCore(pieces: AppCoreOptions): Promise<WholeCore> 
         instance,
         accessPath: createPathAccess(clock),
         readTable,
-        settled,
+        waitForOrphans,
       }),
     },
     mountsFolder: state.mounts,

@@ -1,5 +1,5 @@
 import type { KeeperPlace } from '#clients/data-path/keeper-placement.ts';
-import { possibleIds, type Surroundings, surroundings } from '#clients/data-path/own-container.ts';
+import { type ContainerEvidence, possibleIds, readContainerEvidence } from '#clients/data-path/own-container.ts';
 import { StowageError } from '#core/errors.ts';
 import type { StoreKind } from '#core/ports.ts';
 
@@ -12,7 +12,7 @@ const isInPod = (env: Environment): boolean => Boolean(env['KUBERNETES_SERVICE_H
 export async function isInContainer(
   env: Environment,
   keepers: KeeperPlace | undefined,
-  look: () => Promise<Surroundings> = surroundings,
+  look: () => Promise<ContainerEvidence> = readContainerEvidence,
 ): Promise<boolean> {
   if (isInPod(env) || keepers === 'pod' || keepers === 'container') return true;
   // A host name can look like a container id, so ignore it.

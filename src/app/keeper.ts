@@ -2,7 +2,7 @@ import { join } from 'node:path';
 import process from 'node:process';
 import { systemClock } from '#base/clock.ts';
 import type { KeeperOptions } from '#cli/io.ts';
-import { program as dataPath } from '#clients/data-path/keeper-starter.ts';
+import { dataPathProgram as dataPath } from '#clients/data-path/keeper-starter.ts';
 import { StowageError } from '#core/errors.ts';
 import { checkKeeper, type KeeperCheck } from '#keeper/check.ts';
 import { dataPathFlags } from '#keeper/node-flags.ts';

@@ -9,7 +9,7 @@ import type { ClusterOptions } from '#cli/cluster-connection.ts';
 import type { UpOptions } from '#cli/io.ts';
 import { runCli } from '#cli/run.ts';
 import type { TakeOverRequest } from '#cli/take-over-service.ts';
-import { usualKeeper } from '#clients/data-path/keeper-starter.ts';
+import { defaultKeeperName } from '#clients/data-path/keeper-starter.ts';
 import { keepersFolder } from './state-folder.ts';
 import { version } from './version.ts';
 
@@ -102,7 +102,7 @@ const status = await runCli(
     nfsServe: async (options, ready) =>
       await (await import('./nfs-server.ts')).runNfsServer(options, nfsServerFolders(), interrupt.signal, ready),
     keeper: async (options) =>
-      await (await import('./keeper.ts')).runKeeper(options, join(nfsServerFolders().keepers, usualKeeper)),
+      await (await import('./keeper.ts')).runKeeper(options, join(nfsServerFolders().keepers, defaultKeeperName)),
     doctor: async () =>
       await (await import('./doctor.ts')).examineMachine(foldersFor({}).state, {
         signal: interrupt.signal,

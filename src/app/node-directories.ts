@@ -13,8 +13,8 @@ const ofPod = '/volumes/kubernetes.io~';
 export function refuseContainerDirectory(readTable: () => Promise<MountTable> = readMountTable): CheckStore {
   return async ({ root }) => {
     const table = await readTable();
-    const through = table.holding(root);
-    if (through !== undefined && through !== table.holding('/') && !through.root.includes(ofPod)) return;
+    const through = table.mountContaining(root);
+    if (through !== undefined && through !== table.mountContaining('/') && !through.root.includes(ofPod)) return;
     throw new StowageError(`the store's directory ${root} is not on the node, but in the container of its agent`, {
       code: 'invalid',
       reason: 'store-not-on-node',

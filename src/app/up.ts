@@ -138,14 +138,14 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     log,
     hasHostNetwork: async () => !isContained || (await isInHostNetwork()),
   });
-  deferred.find = networks.find;
+  deferred.find = networks.findNamespace;
   const keepers = undo.use(
     createKeepers({
       clock,
       log,
       version,
       folder: keepersFolder(folders.socket),
-      find: networks.find,
+      findNamespace: networks.findNamespace,
       placement: { engines: clients, instance: instanceOf(records), requestedPlace: settings.keeperPlace },
       onMountsLost: () => void deferred.repairLoop?.trigger(),
       onAbandoned: ({ keeper, ...what }) => core.events.publish('keeper.ended', keeper, undefined, what),
@@ -284,13 +284,13 @@ function maintenanceOf(core: Core, keepers: Keepers, networks: EngineNetworks): 
   const often = { everyMs: maintenanceEveryMs, deadlineMs: maintenanceMs };
   return [
     ...core.maintenance,
-    { ...often, name: 'end idle data paths', run: ({ signal }) => keepers.tidy(signal) },
+    { ...often, name: 'end idle data paths', run: ({ signal }) => keepers.runMaintenance(signal) },
     {
       ...often,
       name: 'leave unused networks',
       run: ({ signal }) => {
         const used = core.stores.list().flatMap(({ config }) => config.options['network'] ?? []);
-        return networks.tidy(new Set(used), signal);
+        return networks.removeUnusedAnchors(new Set(used), signal);
       },
     },
   ];

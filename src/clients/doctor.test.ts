@@ -7,12 +7,12 @@ import { describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { needs } from '#testbed/needs.ts';
-import { type DoctorOptions, examine, type Finding } from './doctor.ts';
+import { type DoctorOptions, type Finding, runChecks } from './doctor.ts';
 
 const scope = { signal: new AbortController().signal, log: silentLog() };
 
 /** The files of a machine without problems. */
-const good = {
+const healthyMachine = {
   'proc/filesystems': 'nodev\tfuse\nnodev\toverlay\n\txfs\n\text4\n',
   'proc/self/status': 'CapEff:\t000001ffffffffff\n',
   'proc/self/mountinfo': '20 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n',
@@ -36,13 +36,13 @@ const programs = [
   'e2fsck',
 ];
 
-async function on(
+async function runDoctorOn(
   files: Readonly<Record<string, string | undefined>>,
   options: Partial<DoctorOptions> = {},
 ): Promise<readonly Finding[]> {
   await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-doctor-'));
   const root = folder.path;
-  for (const [name, text] of Object.entries({ ...good, ...files })) {
+  for (const [name, text] of Object.entries({ ...healthyMachine, ...files })) {
     if (text === undefined) continue;
     await mkdir(dirname(join(root, name)), { recursive: true });
     await writeFile(join(root, name), text);
@@ -52,7 +52,7 @@ async function on(
     await writeFile(join(root, 'bin', program), '');
     await chmod(join(root, 'bin', program), 0o755);
   }
-  return await examine(
+  return await runChecks(
     {
       clock: systemClock(),
       root,
@@ -67,12 +67,12 @@ async function on(
   );
 }
 
-const about = (findings: readonly Finding[], check: string): Finding | undefined =>
+const findingOf = (findings: readonly Finding[], check: string): Finding | undefined =>
   findings.find((finding) => finding.check.startsWith(check));
 
 describe('doctor', () => {
   test('finds no problem on a good machine, except the missing engine', async () => {
-    const findings = await on({});
+    const findings = await runDoctorOn({});
     expect(findings.filter((finding) => finding.ok !== 'yes').map((finding) => finding.check)).toEqual([
       'container engines',
     ]);
@@ -82,7 +82,7 @@ describe('doctor', () => {
   });
 
   test('reports a fix with every problem', async () => {
-    const findings = await on(
+    const findings = await runDoctorOn(
       {
         'proc/filesystems': '',
         'proc/self/status': 'CapEff:\t0000000000000000\n',
@@ -97,30 +97,30 @@ describe('doctor', () => {
       },
       { release: '5.4.0-100-generic', path: '' },
     );
-    const well = findings.filter((finding) => finding.ok === 'yes');
-    expect(well).toEqual([]);
+    const passed = findings.filter((finding) => finding.ok === 'yes');
+    expect(passed).toEqual([]);
     for (const finding of findings) expect(finding.fix, finding.check).toMatch(/.{10}/);
-    expect(about(findings, 'permission to mount')?.ok).toBe('no');
-    expect(about(findings, 'AppArmor')?.fix).toContain('apparmor=unconfined');
-    expect(about(findings, 'SELinux')?.fix).toContain('label=disable');
-    expect(about(findings, 'resize2fs')?.fix).toBe(
+    expect(findingOf(findings, 'permission to mount')?.ok).toBe('no');
+    expect(findingOf(findings, 'AppArmor')?.fix).toContain('apparmor=unconfined');
+    expect(findingOf(findings, 'SELinux')?.fix).toContain('label=disable');
+    expect(findingOf(findings, 'resize2fs')?.fix).toBe(
       'Install it: apt install e2fsprogs (Debian, Ubuntu) or apk add e2fsprogs-extra (Alpine).',
     );
-    expect(about(findings, 'propagation of /')?.fix).toContain('mount --make-rshared /');
-    expect(about(findings, 'state folder')?.detail).toContain('is lost with the container');
+    expect(findingOf(findings, 'propagation of /')?.fix).toContain('mount --make-rshared /');
+    expect(findingOf(findings, 'state folder')?.detail).toContain('is lost with the container');
   });
 
   test("does not accept busybox's programs", async () => {
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-doctor-'));
     await writeFile(join(folder.path, 'busybox'), '', { mode: 0o755 });
     for (const name of ['mount', 'mkfs.xfs']) await symlink('busybox', join(folder.path, name));
-    const findings = await on({}, { path: folder.path });
-    expect(about(findings, 'mount')).toMatchObject({
+    const findings = await runDoctorOn({}, { path: folder.path });
+    expect(findingOf(findings, 'mount')).toMatchObject({
       ok: 'no',
-      detail: `${join(folder.path, 'mount')} is the one of busybox`,
+      detail: `${join(folder.path, 'mount')} belongs to busybox`,
       fix: 'Install it: apt install mount (Debian, Ubuntu) or apk add mount (Alpine).',
     });
-    expect(about(findings, 'mkfs.xfs')?.ok).toBe('warn');
+    expect(findingOf(findings, 'mkfs.xfs')?.ok).toBe('warn');
   });
 
   test.each([
@@ -128,13 +128,13 @@ describe('doctor', () => {
     ['5.8.0', 'yes'],
     ['7.0.0-rc1', 'yes'],
     ['6.18.44-fc', 'yes'],
-  ])('Linux %s: %s', async (release, ok) => {
-    expect(about(await on({}, { release }), 'kernel')?.ok).toBe(ok);
+  ])('reports kernel %s as %s', async (release, ok) => {
+    expect(findingOf(await runDoctorOn({}, { release }), 'kernel')?.ok).toBe(ok);
   });
 
   test('rejects a state folder on a network file system', async () => {
-    const findings = await on({ 'proc/self/mountinfo': '20 1 0:9 / / rw shared:1 - nfs4 server:/x rw\n' });
-    expect(about(findings, 'state folder')).toMatchObject({
+    const findings = await runDoctorOn({ 'proc/self/mountinfo': '20 1 0:9 / / rw shared:1 - nfs4 server:/x rw\n' });
+    expect(findingOf(findings, 'state folder')).toMatchObject({
       ok: 'no',
       detail: expect.stringContaining('is on nfs4, and the database needs a local file system'),
     });
@@ -147,11 +147,11 @@ describe('doctor', () => {
       string,
       string,
     ];
-    await using _engine = await listening(
+    await using _engine = await listenOn(
       createServer((_, response) => response.end('{"Version":"20.10.24"}')),
       answering,
     );
-    await using _deaf = await listening(
+    await using _hangingEngine = await listenOn(
       createRawServer((socket) => socket.resume()),
       silent,
     );
@@ -161,39 +161,40 @@ describe('doctor', () => {
       { name: 'Podman', socket: silent },
       { name: 'Docker (rootless)', socket: gone },
     ];
-    const findings = await on({}, { engines, deadline: 1_000, platform: 'darwin' });
-    expect(about(findings, 'operating system')).toMatchObject({
+    const findings = await runDoctorOn({}, { engines, deadlineMs: 1_000, platform: 'darwin' });
+    expect(findingOf(findings, 'operating system')).toMatchObject({
       ok: 'no',
       detail: 'this is darwin: stores and volumes can be managed, volumes cannot be mounted',
     });
-    expect(about(findings, 'Docker')).toMatchObject({ ok: 'yes', detail: `answers at ${answering}, version 20.10.24` });
-    expect(about(findings, 'Podman')).toMatchObject({
+    expect(findingOf(findings, 'Docker')).toMatchObject({
+      ok: 'yes',
+      detail: `answers at ${answering}, version 20.10.24`,
+    });
+    expect(findingOf(findings, 'Podman')).toMatchObject({
       ok: 'warn',
-      detail: `there is ${silent}, but it does not answer (in time)`,
+      detail: `${silent} exists, but does not answer (timeout)`,
       fix: 'See whether it runs: systemctl status podman',
     });
-    expect(about(findings, 'Docker (rootless)')?.detail).toBe(
-      `there is ${gone}, but it does not answer (ECONNREFUSED)`,
-    );
-    expect(about(findings, 'state folder')?.ok).toBe('yes');
-    expect(about(findings, 'xfs')).toBeUndefined();
+    expect(findingOf(findings, 'Docker (rootless)')?.detail).toBe(`${gone} exists, but does not answer (ECONNREFUSED)`);
+    expect(findingOf(findings, 'state folder')?.ok).toBe('yes');
+    expect(findingOf(findings, 'xfs')).toBeUndefined();
   });
 
   test('ends when it is cancelled', async () => {
     const signal = AbortSignal.abort(new Error('enough'));
-    await expect(examine({ clock: systemClock(), stateFolder: '/nowhere' }, { ...scope, signal })).rejects.toThrow(
+    await expect(runChecks({ clock: systemClock(), stateFolder: '/nowhere' }, { ...scope, signal })).rejects.toThrow(
       'enough',
     );
   });
 
   test.skipIf(needs('linux'))('examines this machine without an error', async () => {
-    const findings = await examine({ clock: systemClock(), stateFolder: tmpdir() }, scope);
-    expect(about(findings, 'state folder')?.ok).not.toBe('no');
-    expect(findings.filter((finding) => finding.detail.startsWith('could not be found out'))).toEqual([]);
+    const findings = await runChecks({ clock: systemClock(), stateFolder: tmpdir() }, scope);
+    expect(findingOf(findings, 'state folder')?.ok).not.toBe('no');
+    expect(findings.filter((finding) => finding.detail.startsWith('could not be determined'))).toEqual([]);
   });
 });
 
-async function listening(server: Server, socket: string): Promise<AsyncDisposable> {
+async function listenOn(server: Server, socket: string): Promise<AsyncDisposable> {
   await new Promise<void>((done) => server.listen(socket, done));
   return {
     [Symbol.asyncDispose]: async () => {

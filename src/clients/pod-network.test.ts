@@ -48,7 +48,7 @@ test('a pod in the network of its node has the network of the agent', async () =
   );
 });
 
-test('leaves other networks to the other finder', async () => {
+test('passes other networks to the next finder', async () => {
   expect(await withPodNetworks(async (network) => `/${network}`, '/nonexistent')('docker:apps', signal)).toBe(
     '/docker:apps',
   );
@@ -84,42 +84,42 @@ test('a store check fails at its first step if agents cannot see the network nam
 
 describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of a node', () => {
   const id = randomBytes(4).toString('hex');
-  const names = [1, 2, 3].map((at) => `stowage-pod-${id}-${at}`);
+  const names = [1, 2, 3].map((index) => `stowage-pod-${id}-${index}`);
   const namespaces = names.map((name) => `/run/netns/${name}`);
   let folder: Awaited<ReturnType<typeof mkdtempDisposable>>;
   const find = (address: string, until = signal) =>
     withPodNetworks(findNamedNamespace, folder.path)(`pod-address:${address}`, until);
-  /** Runs instead of nsenter; `REAL` in it is the real one. */
-  let instead: (script: string) => Promise<void>;
-  /** The output of the script. */
-  let written: () => Promise<string>;
+  /** Replaces nsenter by a script, in which REAL stands for the real nsenter and LOG for a file. */
+  let replaceNsenter: (script: string) => Promise<void>;
+  /** What the script wrote to LOG. */
+  let scriptOutput: () => Promise<string>;
 
   beforeAll(async () => {
     folder = await mkdtempDisposable(join(tmpdir(), 'stowage-pods-'));
-    for (const [at, name] of names.entries()) {
+    for (const [index, name] of names.entries()) {
       await ip('netns', 'add', name);
       await ip('-n', name, 'link', 'set', 'lo', 'up');
-      await ip('-n', name, 'address', 'add', `198.18.7.${at + 1}/24`, 'dev', 'lo');
-      await ip('-n', name, 'address', 'add', `fd00:5::${at + 1}/64`, 'dev', 'lo', 'nodad');
+      await ip('-n', name, 'address', 'add', `198.18.7.${index + 1}/24`, 'dev', 'lo');
+      await ip('-n', name, 'address', 'add', `fd00:5::${index + 1}/64`, 'dev', 'lo', 'nodad');
       // Two namespaces that have one address in common.
-      if (at > 0) await ip('-n', name, 'address', 'add', '198.18.8.1/24', 'dev', 'lo');
-      await symlink(namespaces[at] ?? '', join(folder.path, name));
+      if (index > 0) await ip('-n', name, 'address', 'add', '198.18.8.1/24', 'dev', 'lo');
+      await symlink(namespaces[index] ?? '', join(folder.path, name));
     }
     // The file that remains while a namespace is being removed.
     await writeFile(join(folder.path, 'gone'), '');
     await mkdir(join(folder.path, 'folder'));
   }, 60_000);
   beforeEach(async () => {
-    const own = await mkdtempDisposable(join(tmpdir(), 'stowage-nsenter-'));
-    onTestFinished(() => own[Symbol.asyncDispose]());
+    const binFolder = await mkdtempDisposable(join(tmpdir(), 'stowage-nsenter-'));
+    onTestFinished(() => binFolder[Symbol.asyncDispose]());
     onTestFinished(() => void vi.unstubAllEnvs());
-    const [program, log] = [join(own.path, 'nsenter'), join(own.path, 'log')];
-    written = () => readFile(log, 'utf8').catch(() => '');
-    instead = async (script) => {
+    const [program, log] = [join(binFolder.path, 'nsenter'), join(binFolder.path, 'log')];
+    scriptOutput = () => readFile(log, 'utf8').catch(() => '');
+    replaceNsenter = async (script) => {
       const text = script.replaceAll('REAL', onPath('nsenter') ?? 'nsenter').replaceAll('LOG', log);
       await writeFile(program, `#!/bin/sh\n${text}\n`);
       await chmod(program, 0o755);
-      vi.stubEnv('PATH', `${own.path}:${process.env['PATH']}`);
+      vi.stubEnv('PATH', `${binFolder.path}:${process.env['PATH']}`);
     };
   });
   afterAll(async () => {
@@ -131,8 +131,8 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
     ['198.18.7.2', 1],
     ['fd00:5::3', 2],
     ['fd00:5:0:0:0:0:0:1', 0],
-  ] as const)('finds the namespace with the address %s', async (address, at) => {
-    expect(await find(address)).toBe(join(folder.path, names[at] ?? ''));
+  ] as const)('finds the namespace with the address %s', async (address, index) => {
+    expect(await find(address)).toBe(join(folder.path, names[index] ?? ''));
   });
 
   test('does not match broadcast addresses or unused addresses of the pod subnet', async () => {
@@ -155,26 +155,26 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
     expect([second, join(folder.path, names[0] ?? '')]).toContain(await find('198.18.7.1'));
   });
 
-  test('searches once for a check, and then looks only where it found the address', async () => {
-    await instead('echo "$1" >>LOG; exec REAL "$@"');
-    const one = withPodNetworks(findNamedNamespace, folder.path);
-    for (const _ of [1, 2, 3]) expect(await one('pod-address:198.18.7.2', signal)).toContain(names[1]);
+  test('searches once for a check, and then reads only the namespace that has the address', async () => {
+    await replaceNsenter('echo "$1" >>LOG; exec REAL "$@"');
+    const findNamespace = withPodNetworks(findNamedNamespace, folder.path);
+    for (const _ of [1, 2, 3]) expect(await findNamespace('pod-address:198.18.7.2', signal)).toContain(names[1]);
     const searched = names.length;
-    expect((await written()).trim().split('\n')).toHaveLength(searched + 2);
+    expect((await scriptOutput()).trim().split('\n')).toHaveLength(searched + 2);
   });
 
   test('searches again if the address has moved', async () => {
     const [first = '', , third = ''] = names;
-    const one = withPodNetworks(findNamedNamespace, folder.path);
+    const findNamespace = withPodNetworks(findNamedNamespace, folder.path);
     await ip('-n', first, 'address', 'add', '198.18.9.1/24', 'dev', 'lo');
-    expect(await one('pod-address:198.18.9.1', signal)).toContain(first);
+    expect(await findNamespace('pod-address:198.18.9.1', signal)).toContain(first);
     await ip('-n', first, 'address', 'delete', '198.18.9.1/24', 'dev', 'lo');
     await ip('-n', third, 'address', 'add', '198.18.9.1/24', 'dev', 'lo');
-    expect(await one('pod-address:198.18.9.1', signal)).toContain(third);
+    expect(await findNamespace('pod-address:198.18.9.1', signal)).toContain(third);
   });
 
-  test('does not say that no pod has the address if a namespace cannot be read', async () => {
-    await instead(`case "$1" in *-2) echo 'nsenter: not permitted' >&2; exit 1;; esac; exec REAL "$@"`);
+  test('reports a namespace that cannot be read, instead of an unknown address', async () => {
+    await replaceNsenter(`case "$1" in *-2) echo 'nsenter: not permitted' >&2; exit 1;; esac; exec REAL "$@"`);
     await expect(find('198.18.7.2')).rejects.toMatchObject({
       code: 'unavailable',
       reason: 'pod-network-unreadable',
@@ -186,21 +186,21 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
   });
 
   test('reads the addresses of a namespace without IPv6', async () => {
-    await instead('exec REAL "$1" "$2" "$3" "$4" /proc/self/net/no-such-table');
+    await replaceNsenter('exec REAL "$1" "$2" "$3" "$4" /proc/self/net/no-such-table');
     expect(await find('198.18.7.1')).toContain(names[0]);
   });
 
   test.each([
-    ['its caller', new Error('no longer'), { message: 'no longer' }],
-    ['its deadline', new DeadlineExceeded(8_000), { code: 'deadline', reason: 'pod-network-slow' }],
-  ])('ends on %s, and leaves no process', async (_, reason, thrown) => {
-    await instead('echo $$ >>LOG; exec sleep 1000');
-    const ending = new AbortController();
-    const failed = expect(find('198.18.7.1', ending.signal)).rejects.toMatchObject(thrown);
-    await expect.poll(async () => (await written()).split('\n').length).toBeGreaterThan(names.length);
-    ending.abort(reason);
-    await failed;
-    for (const pid of (await written()).trim().split('\n'))
+    ['the caller aborts', new Error('no longer'), { message: 'no longer' }],
+    ['the deadline expires', new DeadlineExceeded(8_000), { code: 'deadline', reason: 'pod-network-slow' }],
+  ])('ends without leaving a process when %s', async (_, reason, thrown) => {
+    await replaceNsenter('echo $$ >>LOG; exec sleep 1000');
+    const caller = new AbortController();
+    const rejection = expect(find('198.18.7.1', caller.signal)).rejects.toMatchObject(thrown);
+    await expect.poll(async () => (await scriptOutput()).split('\n').length).toBeGreaterThan(names.length);
+    caller.abort(reason);
+    await rejection;
+    for (const pid of (await scriptOutput()).trim().split('\n'))
       await expect.poll(() => existsSync(`/proc/${pid}`)).toBe(false);
   });
 });

@@ -11,63 +11,64 @@ import { StowageError } from '#core/errors.ts';
 import { searchPath } from './mounter/tools.ts';
 
 /** containerd and CRI-O mount the network namespaces of pods here. */
-const usualFolder = '/run/netns';
-const ownNetwork = '/proc/self/ns/net';
+const runtimeFolder = '/run/netns';
+const ownNamespace = '/proc/self/ns/net';
 /** NSFS_MAGIC: a network namespace is bind-mounted on the file. After its removal a regular file may remain. */
-const namespaceType = 0x6e736673;
-const readsAtOnce = 8;
+const nsfsMagic = 0x6e736673;
+const maxConcurrentReads = 8;
 /** nsenter and cat take a few milliseconds. */
-const readMs = 5_000;
+const readTimeoutMs = 5_000;
 /** Enough for thousands of addresses. */
-const mostBytes = 1 << 20;
+const maxOutputBytes = 1 << 20;
 
 /**
- * Finds the network namespace of `pod-address:…` on this node; other networks are left to `others`. The container runtime knows which namespace
+ * Finds the network namespace of `pod-address:…` on this node; `findOther` handles other networks. The container runtime knows which namespace
  * belongs to which pod, but asking it would need its socket, which means root on the node; an address is unique among the pods of a node.
  *
- * One check looks up the same address at each of its steps, so the result is cached. Make a new one for each check.
+ * One check looks up the same address at each of its steps, so the result is cached. Create a new finder for each check.
  */
-export function withPodNetworks(others: FindNamespace, folder = usualFolder): FindNamespace {
-  const known = new Map<string, string>();
+export function withPodNetworks(findOther: FindNamespace, folder = runtimeFolder): FindNamespace {
+  const pathByAddress = new Map<string, string>();
   return async (network, signal) => {
-    if (!network.startsWith(podAddressPrefix)) return await others(network, signal);
-    const given = network.slice(podAddressPrefix.length);
+    if (!network.startsWith(podAddressPrefix)) return await findOther(network, signal);
+    const addressOrNode = network.slice(podAddressPrefix.length);
     // The agent runs in the network of its node.
-    if (given === nodeNetwork) return ownNetwork;
-    const address = canonical(given);
-    if (address === undefined) throw invalidAddress(given);
-    const before = known.get(address);
-    if (before !== undefined && (await hasAddress(before, address, signal).catch(() => false))) return before;
-    const path = await search(folder, address, signal);
-    known.set(address, path);
+    if (addressOrNode === nodeNetwork) return ownNamespace;
+    const address = canonicalAddress(addressOrNode);
+    if (address === undefined) throw invalidAddress(addressOrNode);
+    const cachedPath = pathByAddress.get(address);
+    if (cachedPath !== undefined && (await hasAddress(cachedPath, address, signal).catch(() => false)))
+      return cachedPath;
+    const path = await findPodNamespace(folder, address, signal);
+    pathByAddress.set(address, path);
     return path;
   };
 }
 
 /** The same IPv6 address can be written in several ways. Returns undefined if it is not an address. */
-function canonical(address: string): string | undefined {
+function canonicalAddress(address: string): string | undefined {
   const family = isIP(address);
   if (family === 0) return undefined;
   return new SocketAddress({ address, family: family === 4 ? 'ipv4' : 'ipv6' }).address;
 }
 
-async function search(folder: string, address: string, signal: AbortSignal): Promise<string> {
+async function findPodNamespace(folder: string, address: string, signal: AbortSignal): Promise<string> {
   // A namespace can have several names.
-  const found = new Map<string, string>();
-  const unread: { readonly path: string; readonly cause: unknown }[] = [];
-  await eachBounded(await namespacesIn(folder), readsAtOnce, async (path) => {
+  const pathByIdentity = new Map<string, string>();
+  const failures: { readonly path: string; readonly cause: unknown }[] = [];
+  await eachBounded(await namespacesIn(folder), maxConcurrentReads, async (path) => {
     try {
-      if (await hasAddress(path, address, signal)) found.set(await identityOf(path), path);
+      if (await hasAddress(path, address, signal)) pathByIdentity.set(await namespaceIdentity(path), path);
     } catch (cause) {
       if (signal.aborted) throw signal.reason instanceof DeadlineExceeded ? tooSlow(signal.reason) : signal.reason;
       if (cause instanceof StowageError) throw cause;
-      unread.push({ path, cause });
+      failures.push({ path, cause });
     }
   });
-  const [first, second] = found.values();
-  if (second !== undefined) throw severalNamespaces(address, [...found.values()]);
+  const [first, second] = pathByIdentity.values();
+  if (second !== undefined) throw severalNamespaces(address, [...pathByIdentity.values()]);
   if (first !== undefined) return first;
-  const [failed] = unread;
+  const [failed] = failures;
   throw failed === undefined ? noNamespace(address) : unreadable(failed.path, failed.cause);
 }
 
@@ -88,9 +89,9 @@ async function hasAddress(path: string, address: string, signal: AbortSignal): P
   signal.throwIfAborted();
   if (!(await isNamespace(path))) return false;
   try {
-    return localAddresses(await addressTables(path, signal)).some((one) => canonical(one) === address);
+    return localAddresses(await addressTables(path, signal)).some((one) => canonicalAddress(one) === address);
   } catch (cause) {
-    // It may have been removed meanwhile.
+    // The namespace may have been removed meanwhile.
     if (!(await isNamespace(path))) return false;
     throw cause;
   }
@@ -98,7 +99,7 @@ async function hasAddress(path: string, address: string, signal: AbortSignal): P
 
 async function isNamespace(path: string): Promise<boolean> {
   try {
-    return (await statfs(path)).type === namespaceType;
+    return (await statfs(path)).type === nsfsMagic;
   } catch (cause) {
     if (isErrno(cause, 'ENOENT')) return false;
     throw cause;
@@ -106,7 +107,7 @@ async function isNamespace(path: string): Promise<boolean> {
 }
 
 /** The kernel's own name for a namespace. */
-async function identityOf(path: string): Promise<string> {
+async function namespaceIdentity(path: string): Promise<string> {
   const { dev, ino } = await stat(path, { bigint: true });
   return `${dev}:${ino}`;
 }
@@ -116,7 +117,7 @@ async function addressTables(path: string, signal: AbortSignal): Promise<string>
   execFile(
     'nsenter',
     [`--net=${path}`, '--', 'cat', '/proc/self/net/fib_trie', '/proc/self/net/if_inet6'],
-    { signal, timeout: readMs, maxBuffer: mostBytes, env: { PATH: searchPath(), LC_ALL: 'C' } },
+    { signal, timeout: readTimeoutMs, maxBuffer: maxOutputBytes, env: { PATH: searchPath(), LC_ALL: 'C' } },
     (error, stdout) => {
       // If a protocol is disabled, the kernel has no table for it: cat then fails for that file and prints the other.
       if (error === null || (typeof error.code === 'number' && stdout !== '')) resolve(stdout);
@@ -150,7 +151,7 @@ const noNamespace = (address: string): StowageError =>
   new StowageError(`no pod on this node has the address ${address}`, {
     code: 'not-found',
     reason: 'pod-network-unknown',
-    action: `Check that the pod runs, and try again. Its network namespace must be in ${usualFolder}, as with containerd and CRI-O.`,
+    action: `Check that the pod runs, and try again. Its network namespace must be in ${runtimeFolder}, as with containerd and CRI-O.`,
   });
 
 const severalNamespaces = (address: string, found: readonly string[]): StowageError =>

@@ -138,7 +138,7 @@ const kill = (id: VolumeId): Promise<void> => clients.nfs.kill(stageOf(id));
 async function isServedAt(id: VolumeId, target: string): Promise<boolean> {
   const table = await mounts.readTable();
   const dead = await clients.nfs.findDeadMounts?.([{ source, target: targetAt(stageOf(id)) }], scope);
-  return dead?.length === 0 && table.at(target)?.device === table.at(stageOf(id))?.device;
+  return dead?.length === 0 && table.mountAt(target)?.device === table.mountAt(stageOf(id))?.device;
 }
 
 test('the repair leaves healthy mounts alone', async () => {
@@ -208,10 +208,10 @@ test('a mount of unknown state counts as not repaired, and does not block the re
   const dead = await volumeAt(pathOf('dead'));
   await kill(dead);
   unreachableStages.add(stageOf(silentVolume));
-  const mountBefore = (await mounts.readTable()).at(pathOf('silent'));
+  const mountBefore = (await mounts.readTable()).mountAt(pathOf('silent'));
   expect(await repair()).toEqual([silentVolume]);
   expect(await isServedAt(dead, pathOf('dead'))).toBe(true);
-  expect((await mounts.readTable()).at(pathOf('silent'))).toBe(mountBefore);
+  expect((await mounts.readTable()).mountAt(pathOf('silent'))).toBe(mountBefore);
   unreachableStages.clear();
   expect(await repair()).toEqual([]);
 });

@@ -10,7 +10,7 @@ import { createLoopClient } from '#clients/kinds/loop.ts';
 import { createNfsClient } from '#clients/kinds/nfs.ts';
 import { readMountTable } from '#clients/mounter/mountinfo.ts';
 import { createPathAccess } from '#clients/mounter/path-access.ts';
-import { createRun } from '#clients/mounter/run-program.ts';
+import { createRunProgram } from '#clients/mounter/run-program.ts';
 import { createUnableMounter } from '#clients/mounter/unable-mounter.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
@@ -36,11 +36,11 @@ function unprivileged(): { readonly core: Core; readonly folder: (name: string) 
     clients: {
       ...createFakeClients(createFakeMounts()),
       directory: createDirectoryClient({ mounter }),
-      loop: createLoopClient({ mounter, run: createRun(clock, undefined, parent), clock }),
+      loop: createLoopClient({ mounter, run: createRunProgram(clock, undefined, parent), clock }),
       nfs: createNfsClient({
         mounter,
         clock,
-        run: createRun(clock, undefined, parent),
+        run: createRunProgram(clock, undefined, parent),
         accessPath: createPathAccess(clock),
         readTable: readMountTable,
         instance: 'here',

@@ -23,30 +23,30 @@ import { createNfsClient } from '../kinds/nfs.ts';
 import { createLinuxMounter } from '../mounter/linux-mounter.ts';
 import { createTableReader } from '../mounter/mountinfo.ts';
 import { createPathAccess } from '../mounter/path-access.ts';
-import { createRun } from '../mounter/run-program.ts';
-import { podKeeperUser } from './keeper-pod.ts';
+import { createRunProgram } from '../mounter/run-program.ts';
+import { defaultPodUser } from './keeper-pod.ts';
 import { createKeepers, type Keepers } from './keepers.ts';
 
 const run = promisify(execFile);
 const clock = systemClock();
 const unending = new AbortController().signal;
 const program = join(import.meta.dirname, '..', '..', 'datapath', 'main.ts');
-/** The sources start slowly, and other tests run at the same time. */
-const pauseMs = 15_000;
+/** A data path that runs from source starts slowly, and other tests run at the same time. */
+const maxPauseMs = 15_000;
 
 describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a pod', () => {
-  const it = exportedByGanesha();
+  const nfsExport = exportedByGanesha();
 
   const source = (): Source & { readonly kind: 'nfs' } => ({
     kind: 'nfs',
-    hosts: [it.server.host],
-    path: it.folder,
+    hosts: [nfsExport.server.host],
+    path: nfsExport.folder,
     way: {
       client: 'built-in',
-      addresses: [it.server.host],
-      port: it.server.nfsPort,
+      addresses: [nfsExport.server.host],
+      port: nfsExport.server.nfsPort,
       mountPort: undefined,
-      root: Buffer.from(it.directory).toString('base64'),
+      root: Buffer.from(nfsExport.directory).toString('base64'),
       connections: 1,
       sourcePorts: undefined,
       tls: undefined,
@@ -63,16 +63,16 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     },
   });
 
-  async function node(keeperWaitMs = 60_000) {
-    const ground = createScratchFolder('stowage-pod-');
-    chmodSync(ground.folder, 0o711);
-    const folder = (name: string): string => join(ground.folder, name);
+  async function startNode(keeperWaitMs = 60_000) {
+    const scratch = createScratchFolder('stowage-pod-');
+    chmodSync(scratch.folder, 0o711);
+    const folder = (name: string): string => join(scratch.folder, name);
     mkdirSync(folder('mounts'));
     const lostMounts = { times: 0 };
     const startAgent = () => {
       const keepers = createKeepers({
         clock,
-        log: ground.scope.log,
+        log: scratch.scope.log,
         folder: folder('keepers'),
         version: 'test',
         keeperWaitMs,
@@ -80,11 +80,11 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
         onMountsLost: () => void lostMounts.times++,
         placement: { engines: new Map(), instance: 'test', requestedPlace: 'pod' },
       });
-      const mounts = createRun(clock, undefined, ground.folder);
+      const mounts = createRunProgram(clock, undefined, scratch.folder);
       const mounter = createLinuxMounter({
         clock,
         run: mounts,
-        forbidden: () => [],
+        forbiddenFolders: () => [],
         storeRoots: () => [],
       });
       const client = createNfsClient({
@@ -101,37 +101,38 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     let agent = startAgent();
     const log = folder('keepers/host/log');
     let pods = 0;
-    const all: KeeperPod[] = [];
+    const startedPods: KeeperPod[] = [];
     const startPod = async (uid = `pod-${++pods}`): Promise<KeeperPod> => {
       const socket = folder('keepers/host/sock');
-      const pod = await startKeeperPod({ socket, program, log, user: podKeeperUser, uid });
-      all.push(pod);
+      const pod = await startKeeperPod({ socket, program, log, user: defaultPodUser, uid });
+      startedPods.push(pod);
       return pod;
     };
-    const places: string[] = [];
-    const place = (): string => {
-      const at = join(folder('mounts'), newVolumeId());
-      const guarding = startUnmountWatchdog(at);
-      onTestFinished(() => guarding[Symbol.dispose]());
-      places.push(at);
-      return at;
+    const mountPoints: string[] = [];
+    const newMountPoint = (): string => {
+      const mountPoint = join(folder('mounts'), newVolumeId());
+      const watchdog = startUnmountWatchdog(mountPoint);
+      onTestFinished(() => watchdog[Symbol.dispose]());
+      mountPoints.push(mountPoint);
+      return mountPoint;
     };
     const state = async (): Promise<KeeperState | undefined> => (await agent.keepers.status(unending))[0]?.state;
     onTestFinished(async () => {
-      for (const at of places) await run('umount', ['--force', '--lazy', at]).catch(() => undefined);
+      for (const mountPoint of mountPoints)
+        await run('umount', ['--force', '--lazy', mountPoint]).catch(() => undefined);
       await agent.keepers[Symbol.asyncDispose]();
-      for (const pod of all) await pod.kill();
-      ground[Symbol.dispose]();
+      for (const pod of startedPods) await pod.kill();
+      scratch[Symbol.dispose]();
     });
-    const at = place();
+    const mountPoint = newMountPoint();
     return {
-      at,
-      place,
+      mountPoint,
+      place: newMountPoint,
       startPod,
       state,
       lostMounts,
-      scope: ground.scope,
-      folder: ground.folder,
+      scope: scratch.scope,
+      folder: scratch.folder,
       log: () => readFileSync(log, 'utf8'),
       get keepers(): Keepers {
         return agent.keepers;
@@ -152,10 +153,10 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     };
   }
 
-  const whole = (found: KeeperState | undefined): boolean =>
+  const isComplete = (found: KeeperState | undefined): boolean =>
     found?.active?.ready === true && found.standby !== null && found.isBorrowed !== true;
   /** The descriptors of /dev/fuse in this process, the agent. */
-  const held = (pid: number | 'self' = 'self'): number =>
+  const countFuseDescriptors = (pid: number | 'self' = 'self'): number =>
     readdirSync(`/proc/${pid}/fd`).filter((fd) => linkOf(`/proc/${pid}/fd/${fd}`) === '/dev/fuse').length;
   const linkOf = (path: string): string => {
     try {
@@ -166,131 +167,133 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
   };
 
   let rounds = 0;
-  async function busy(at: string, folder: string): Promise<void> {
-    const own = join(at, `names-${++rounds}`);
-    await run('mkdir', [own]);
-    await Promise.all([runFioVerify(at, folder), runModelWorkload(own, rounds, 100)]);
+  async function runWorkload(mountPoint: string, folder: string): Promise<void> {
+    const namesFolder = join(mountPoint, `names-${++rounds}`);
+    await run('mkdir', [namesFolder]);
+    await Promise.all([runFioVerify(mountPoint, folder), runModelWorkload(namesFolder, rounds, 100)]);
   }
 
   test('can be killed with its data path repeatedly: the next keeper gets everything, and applications see no error', {
     timeout: 300_000,
   }, async () => {
-    const here = await node();
-    let pod = await here.startPod();
-    await here.client.stage(source(), targetAt(here.at), here.scope);
-    await eventually(here.state, whole);
+    const node = await startNode();
+    let pod = await node.startPod();
+    await node.client.stage(source(), targetAt(node.mountPoint), node.scope);
+    await eventually(node.state, isComplete);
     const pauses: number[] = [];
     const kill = async (): Promise<void> => {
       await pod.kill();
       const since = performance.now();
-      pod = await here.startPod();
-      await run('stat', [here.at], { timeout: pauseMs });
-      await eventually(here.state, (found) => found?.active?.ready === true);
+      pod = await node.startPod();
+      await run('stat', [node.mountPoint], { timeout: maxPauseMs });
+      await eventually(node.state, (found) => found?.active?.ready === true);
       pauses.push(performance.now() - since);
     };
-    await runWithFaults(sized({ usual: 6, long: 20 }), kill, () => busy(here.at, here.folder));
-    expect(Math.max(...pauses)).toBeLessThan(pauseMs);
-    expect(await here.client.findDeadMounts?.([{ source: source(), target: targetAt(here.at) }], here.scope)).toEqual(
-      [],
-    );
-    await run('umount', [here.at]);
+    await runWithFaults(sized({ usual: 6, long: 20 }), kill, () => runWorkload(node.mountPoint, node.folder));
+    expect(Math.max(...pauses)).toBeLessThan(maxPauseMs);
+    expect(await node.client.findDeadMounts?.([{ source: source(), target: targetAt(node.mountPoint) }], node.scope)).toEqual([]);
+    await run('umount', [node.mountPoint]);
   });
 
-  test('can be killed after its agent was: the new agent has copies again', { timeout: 120_000 }, async () => {
-    const here = await node();
-    let pod = await here.startPod();
-    await here.client.stage(source(), targetAt(here.at), here.scope);
-    await eventually(here.state, whole);
+  test('can be killed after its agent restarted: the new agent has copies again', { timeout: 120_000 }, async () => {
+    const node = await startNode();
+    let pod = await node.startPod();
+    await node.client.stage(source(), targetAt(node.mountPoint), node.scope);
+    await eventually(node.state, isComplete);
     const kill = async (): Promise<void> => {
-      await here.restartAgent();
-      expect(held()).toBe(1);
+      await node.restartAgent();
+      expect(countFuseDescriptors()).toBe(1);
       await pod.kill();
-      pod = await here.startPod();
-      await run('stat', [here.at], { timeout: pauseMs });
-      await eventually(here.state, whole);
+      pod = await node.startPod();
+      await run('stat', [node.mountPoint], { timeout: maxPauseMs });
+      await eventually(node.state, isComplete);
     };
-    await runWithFaults(3, kill, () => busy(here.at, here.folder));
-    await run('umount', [here.at]);
+    await runWithFaults(3, kill, () => runWorkload(node.mountPoint, node.folder));
+    await run('umount', [node.mountPoint]);
   });
 
   test('loses its mounts if it is killed together with the agent, and the volumes are remounted', {
     timeout: 60_000,
   }, async () => {
-    const here = await node();
-    writeFileSync(it.on('file'), 'data');
-    const pod = await here.startPod();
-    await here.client.stage(source(), targetAt(here.at), here.scope);
-    await eventually(here.state, whole);
-    await here.keepers[Symbol.asyncDispose]();
+    const node = await startNode();
+    writeFileSync(nfsExport.on('file'), 'data');
+    const pod = await node.startPod();
+    await node.client.stage(source(), targetAt(node.mountPoint), node.scope);
+    await eventually(node.state, isComplete);
+    await node.keepers[Symbol.asyncDispose]();
     await pod.kill();
-    await expect(run('cat', [join(here.at, 'file')], { timeout: pauseMs })).rejects.toThrow(/not connected|abort/);
-    await here.startPod();
-    await here.restartAgent();
-    expect(await here.client.findDeadMounts?.([{ source: source(), target: targetAt(here.at) }], here.scope)).toEqual([
-      here.at,
+    await expect(run('cat', [join(node.mountPoint, 'file')], { timeout: maxPauseMs })).rejects.toThrow(
+      /not connected|abort/,
+    );
+    await node.startPod();
+    await node.restartAgent();
+    expect(await node.client.findDeadMounts?.([{ source: source(), target: targetAt(node.mountPoint) }], node.scope)).toEqual([
+      node.mountPoint,
     ]);
-    await here.client.stage(source(), targetAt(here.at), here.scope);
-    expect((await run('cat', [join(here.at, 'file')], { timeout: pauseMs })).stdout).toBe('data');
-    expect(held()).toBe(1);
+    await node.client.stage(source(), targetAt(node.mountPoint), node.scope);
+    expect((await run('cat', [join(node.mountPoint, 'file')], { timeout: maxPauseMs })).stdout).toBe('data');
+    expect(countFuseDescriptors()).toBe(1);
   });
 
-  test('keeps no unmounted volumes, and neither do the copies, with or without a keeper', {
+  test('drops unmounted volumes, as do the copies, with or without a keeper', {
     timeout: 60_000,
   }, async () => {
-    const here = await node();
-    const pod = await here.startPod();
-    const other = here.place();
-    for (const at of [here.at, other]) await here.client.stage(source(), targetAt(at), here.scope);
-    await eventually(here.state, whole);
-    expect(held()).toBe(2);
-    const kernel = join(here.folder, 'kernel');
-    mkdirSync(kernel);
-    await run('mount', ['-t', 'fusectl', 'stowage-test', kernel]);
+    const node = await startNode();
+    const pod = await node.startPod();
+    const other = node.place();
+    for (const mountPoint of [node.mountPoint, other])
+      await node.client.stage(source(), targetAt(mountPoint), node.scope);
+    await eventually(node.state, isComplete);
+    expect(countFuseDescriptors()).toBe(2);
+    const fusectl = join(node.folder, 'kernel');
+    mkdirSync(fusectl);
+    await run('mount', ['-t', 'fusectl', 'stowage-test', fusectl]);
     // The kernel lists the connections of all processes.
-    const [first, second] = [other, here.at].map((at) => join(kernel, connectionOf(at))) as [string, string];
+    const [first, second] = [other, node.mountPoint].map((mountPoint) => join(fusectl, connectionOf(mountPoint))) as [
+      string,
+      string,
+    ];
     expect([first, second].map((one) => existsSync(one))).toEqual([true, true]);
-    await here.client.unstage(source(), targetAt(other), here.scope);
-    await eventually(held, (count) => count === 1);
+    await node.client.unstage(source(), targetAt(other), node.scope);
+    await eventually(countFuseDescriptors, (count) => count === 1);
     expect([first, second].map((one) => existsSync(one))).toEqual([false, true]);
     await pod.kill();
-    await eventually(here.state, (found) => found === undefined);
-    await here.client.unstage(source(), targetAt(here.at), here.scope);
+    await eventually(node.state, (found) => found === undefined);
+    await node.client.unstage(source(), targetAt(node.mountPoint), node.scope);
     expect(existsSync(second)).toBe(false);
-    // The next keeper gets what the kernel has ended, and notices that.
-    await here.startPod();
-    await eventually(here.state, (found) => found?.mounts === 0);
-    await eventually(held, (count) => count === 0);
+    // The next keeper gets the descriptor of a mount that the kernel has ended, and notices that.
+    await node.startPod();
+    await eventually(node.state, (found) => found?.mounts === 0);
+    await eventually(countFuseDescriptors, (count) => count === 0);
   });
 
   test('does not make callers wait forever if its pod does not return, and remounts nothing before the timeout', {
     timeout: 60_000,
   }, async () => {
-    const here = await node(3_000);
-    writeFileSync(it.on('file'), 'data');
-    const pod = await here.startPod();
-    await here.client.stage(source(), targetAt(here.at), here.scope);
-    await eventually(here.state, whole);
+    const node = await startNode(3_000);
+    writeFileSync(nfsExport.on('file'), 'data');
+    const pod = await node.startPod();
+    await node.client.stage(source(), targetAt(node.mountPoint), node.scope);
+    await eventually(node.state, isComplete);
     await pod.kill();
-    const waits = run('cat', [join(here.at, 'file')], { timeout: pauseMs });
-    waits.catch(() => undefined);
-    await eventually(here.state, (found) => found === undefined);
-    const staged = [{ source: source(), target: targetAt(here.at) }];
-    await expect(here.client.findDeadMounts?.(staged, here.scope)).rejects.toMatchObject({
-      reason: 'data-path-unavailable',
-    });
-    expect(await here.keepers.serving('stowage:', unending)).toHaveLength(1);
-    expect(here.lostMounts.times).toBe(0);
-    await expect(waits).rejects.toThrow(/not connected|abort/);
+    const blockedRead = run('cat', [join(node.mountPoint, 'file')], { timeout: maxPauseMs });
+    blockedRead.catch(() => undefined);
+    await eventually(node.state, (found) => found === undefined);
+    const staged = [{ source: source(), target: targetAt(node.mountPoint) }];
+    await expect(node.client.findDeadMounts?.(staged, node.scope)).rejects.toMatchObject({ reason: 'data-path-unavailable' });
+    expect(await node.keepers.servedMounts('stowage:', unending)).toHaveLength(1);
+    expect(node.lostMounts.times).toBe(0);
+    await expect(blockedRead).rejects.toThrow(/not connected|abort/);
     await eventually(
-      () => here.lostMounts.times,
+      () => node.lostMounts.times,
       (times) => times > 0,
     );
-    expect(held()).toBe(0);
-    expect(await here.client.findDeadMounts?.(staged, here.scope)).toEqual([here.at]);
+    expect(countFuseDescriptors()).toBe(0);
+    expect(await node.client.findDeadMounts?.(staged, node.scope)).toEqual([node.mountPoint]);
   });
 
   /** Writes on request, and calls fsync on the second request. */
-  const writer = `
+  const writerScript = `
     const { openSync, writeSync, fsyncSync } = require('node:fs');
     const fd = openSync(process.argv[1], 'w');
     const say = (word) => process.stdout.write(word + '\\n');
@@ -301,135 +304,135 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
   test('can be killed while the server is silent, without the loss of acknowledged writes', {
     timeout: 60_000,
   }, async () => {
-    const here = await node();
-    const pod = await here.startPod();
-    await here.client.stage(source(), targetAt(here.at), here.scope);
-    await eventually(here.state, whole);
-    const child = spawn(process.execPath, ['-e', writer, join(here.at, 'written')], {
+    const node = await startNode();
+    const pod = await node.startPod();
+    await node.client.stage(source(), targetAt(node.mountPoint), node.scope);
+    await eventually(node.state, isComplete);
+    const child = spawn(process.execPath, ['-e', writerScript, join(node.mountPoint, 'written')], {
       stdio: ['pipe', 'pipe', 'inherit'],
       timeout: 50_000,
       killSignal: 'SIGKILL',
     });
     const ended = once(child, 'exit');
     const step = async (): Promise<void> => {
-      const [said] = await once(child.stdout, 'data');
-      expect(String(said)).toBe('done\n');
+      const [output] = await once(child.stdout, 'data');
+      expect(String(output)).toBe('done\n');
     };
     await step();
-    await it.frozen(async () => {
+    await nfsExport.frozen(async () => {
       child.stdin.write('write');
       await step();
       await pod.kill();
-      await here.startPod();
-      await eventually(here.state, (found) => found?.active?.ready === true);
-      expect(readFileSync(it.on('written')).length).toBe(0);
+      await node.startPod();
+      await eventually(node.state, (found) => found?.active?.ready === true);
+      expect(readFileSync(nfsExport.on('written')).length).toBe(0);
     });
     child.stdin.write('sync');
     await step();
-    expect(readFileSync(it.on('written')).equals(Buffer.alloc(300_000, 'x'))).toBe(true);
+    expect(readFileSync(nfsExport.on('written')).equals(Buffer.alloc(300_000, 'x'))).toBe(true);
     child.stdin.write('end');
     expect(await ended).toEqual([0, null]);
   });
 
-  test('gets replaced by one in a new pod with a data path of its own; the older pod cannot take over again', {
+  test('is replaced by the keeper of a new pod, with a data path of its own; the older pod cannot take over again', {
     timeout: 120_000,
   }, async () => {
-    const here = await node();
-    const first = await here.startPod('first');
-    await here.client.stage(source(), targetAt(here.at), here.scope);
-    await eventually(here.state, whole);
-    const inCharge = (): number => here.log().match(/"this keeper is in charge"/g)?.length ?? 0;
-    const roll = async (): Promise<void> => {
-      const second = await here.startPod('second');
-      await eventually(inCharge, (count) => count === 2);
-      await eventually(here.state, (found) => whole(found) && found?.mounts === 1);
-      // It no longer holds anything and waits, since otherwise Kubernetes would restart it.
+    const node = await startNode();
+    const first = await node.startPod('first');
+    await node.client.stage(source(), targetAt(node.mountPoint), node.scope);
+    await eventually(node.state, isComplete);
+    const countTakeovers = (): number => node.log().match(/"this keeper is in charge"/g)?.length ?? 0;
+    const replacePod = async (): Promise<void> => {
+      const second = await node.startPod('second');
+      await eventually(countTakeovers, (count) => count === 2);
+      await eventually(node.state, (found) => isComplete(found) && found?.mounts === 1);
+      // The first keeper holds no descriptors and waits: if it ended, Kubernetes would restart it.
       await eventually(
-        () => held(first.pid),
+        () => countFuseDescriptors(first.pid),
         (count) => count === 0,
       );
-      expect(held(second.pid)).toBe(1);
-      await eventually(here.log, (log) => log.includes('the keeper of another pod is in charge'));
+      expect(countFuseDescriptors(second.pid)).toBe(1);
+      await eventually(node.log, (log) => log.includes('the keeper of another pod is in charge'));
       await first.kill();
-      const again = await here.startPod('first');
-      await eventually(here.log, (log) => log.split('the keeper of another pod is in charge').length === 3);
-      expect(inCharge()).toBe(2);
-      // It is the one that remains when the other one ends.
+      const restartedFirst = await node.startPod('first');
+      await eventually(node.log, (log) => log.split('the keeper of another pod is in charge').length === 3);
+      expect(countTakeovers()).toBe(2);
+      // The first keeper takes over when the second one ends.
       await second.kill();
-      await eventually(inCharge, (count) => count >= 3);
-      await eventually(here.state, (found) => whole(found) && found?.mounts === 1);
-      expect(held(again.pid)).toBe(1);
+      await eventually(countTakeovers, (count) => count >= 3);
+      await eventually(node.state, (found) => isComplete(found) && found?.mounts === 1);
+      expect(countFuseDescriptors(restartedFirst.pid)).toBe(1);
     };
-    await runWithFaults(1, roll, () => busy(here.at, here.folder));
-    await run('umount', [here.at]);
+    await runWithFaults(1, replacePod, () => runWorkload(node.mountPoint, node.folder));
+    await run('umount', [node.mountPoint]);
   });
 
-  test('stays on SIGTERM as long as it has mounts', { timeout: 60_000 }, async () => {
-    const here = await node();
-    const pod = await here.startPod();
-    await here.client.stage(source(), targetAt(here.at), here.scope);
-    await eventually(here.state, whole);
+  test('does not exit on SIGTERM while it has mounts', { timeout: 60_000 }, async () => {
+    const node = await startNode();
+    const pod = await node.startPod();
+    await node.client.stage(source(), targetAt(node.mountPoint), node.scope);
+    await eventually(node.state, isComplete);
     process.kill(pod.pid, 'SIGTERM');
-    await eventually(here.log, (log) => log.includes('received SIGTERM'));
-    await run('sh', ['-c', `echo data >${join(here.at, 'file')}`], { timeout: pauseMs });
-    await here.client.unstage(source(), targetAt(here.at), here.scope);
+    await eventually(node.log, (log) => log.includes('received SIGTERM'));
+    await run('sh', ['-c', `echo data >${join(node.mountPoint, 'file')}`], { timeout: maxPauseMs });
+    await node.client.unstage(source(), targetAt(node.mountPoint), node.scope);
     expect(await pod.ended).toEqual([0, null]);
   });
 
   test('hands over on SIGTERM: its data path keeps running until it is replaced', {
     timeout: 120_000,
   }, async () => {
-    const here = await node();
-    const first = await here.startPod('first');
-    await here.client.stage(source(), targetAt(here.at), here.scope);
-    await eventually(here.state, whole);
-    const succeed = async (): Promise<void> => {
+    const node = await startNode();
+    const first = await node.startPod('first');
+    await node.client.stage(source(), targetAt(node.mountPoint), node.scope);
+    await eventually(node.state, isComplete);
+    const handOver = async (): Promise<void> => {
       process.kill(first.pid, 'SIGTERM');
-      await eventually(here.log, (log) => log.includes('received SIGTERM'));
-      await here.startPod('second');
+      await eventually(node.log, (log) => log.includes('received SIGTERM'));
+      await node.startPod('second');
       expect(await first.ended).toEqual([0, null]);
-      expect(await eventually(here.state, whole)).toMatchObject({ mounts: 1, takeovers: 1, deaths: 0 });
+      expect(await eventually(node.state, isComplete)).toMatchObject({ mounts: 1, takeovers: 1, deaths: 0 });
     };
-    await runWithFaults(1, succeed, () => busy(here.at, here.folder));
-    await run('umount', [here.at]);
+    await runWithFaults(1, handOver, () => runWorkload(node.mountPoint, node.folder));
+    await run('umount', [node.mountPoint]);
   });
 
   test('may hand over while an agent starts: the agent does not take the mounts for dead although the new keeper does not listen yet', {
     timeout: 60_000,
   }, async () => {
-    const here = await node();
-    const first = await here.startPod();
-    await here.client.stage(source(), targetAt(here.at), here.scope);
-    await eventually(here.state, whole);
-    await here.stopAgent();
+    const node = await startNode();
+    const first = await node.startPod();
+    await node.client.stage(source(), targetAt(node.mountPoint), node.scope);
+    await eventually(node.state, isComplete);
+    await node.stopAgent();
     process.kill(first.pid, 'SIGTERM');
-    await eventually(here.log, (log) => log.includes('received SIGTERM'));
-    using _ = await createSlowSuccessor(join(here.folder, 'keepers', 'host', 'sock'));
-    here.startAgent();
-    const looked = here.client.findDeadMounts?.([{ source: source(), target: targetAt(here.at) }], here.scope);
-    await expect(looked).rejects.toMatchObject({ reason: 'data-path-unavailable' });
+    await eventually(node.log, (log) => log.includes('received SIGTERM'));
+    using _ = await createSlowSuccessor(join(node.folder, 'keepers', 'host', 'sock'));
+    node.startAgent();
+    const deadCheck = node.client.findDeadMounts?.([{ source: source(), target: targetAt(node.mountPoint) }], node.scope);
+    await expect(deadCheck).rejects.toMatchObject({ reason: 'data-path-unavailable' });
   });
 
-  test('is waited for and reported if it does not run', { timeout: 60_000 }, async () => {
-    const here = await node();
-    const staging = here.client.stage(source(), targetAt(here.at), here.scope);
+  test('is reported as missing if it does not start in time', { timeout: 60_000 }, async () => {
+    const node = await startNode();
+    const staging = node.client.stage(source(), targetAt(node.mountPoint), node.scope);
     await expect(staging).rejects.toMatchObject({
       reason: 'keeper-pod-missing',
       action: expect.stringContaining('kubectl'),
     });
     const { way, ...rest } = source();
-    const elsewhere = { ...rest, way: { ...way, network: 'netns:storage' } };
-    await expect(here.client.stage(elsewhere, targetAt(here.at), here.scope)).rejects.toMatchObject({
+    const otherNetwork = { ...rest, way: { ...way, network: 'netns:storage' } };
+    await expect(node.client.stage(otherNetwork, targetAt(node.mountPoint), node.scope)).rejects.toMatchObject({
       reason: 'keeper-pod-network',
     });
-    const low = { ...rest, way: { ...way, sourcePorts: 'privileged' as const } };
-    await expect(here.client.stage(low, targetAt(here.at), here.scope)).rejects.toMatchObject({
+    const privilegedSource = { ...rest, way: { ...way, sourcePorts: 'privileged' as const } };
+    await expect(node.client.stage(privilegedSource, targetAt(node.mountPoint), node.scope)).rejects.toMatchObject({
       reason: 'keeper-pod-ports',
     });
-    await here.startPod();
-    await here.client.stage(source(), targetAt(here.at), here.scope);
-    await expect(here.keepers.upgrade(unending)).rejects.toMatchObject({ reason: 'keeper-pod-upgrade' });
-    await here.keepers.endIdle(unending);
-    expect(await here.state()).toMatchObject({ mounts: 1 });
+    await node.startPod();
+    await node.client.stage(source(), targetAt(node.mountPoint), node.scope);
+    await expect(node.keepers.upgrade(unending)).rejects.toMatchObject({ reason: 'keeper-pod-upgrade' });
+    await node.keepers.endIdle(unending);
+    expect(await node.state()).toMatchObject({ mounts: 1 });
   });
 });

@@ -4,9 +4,9 @@ import type { KeeperClient } from '#keeper/keeper-client.ts';
 import { KeeperError } from '#keeper/protocol.ts';
 
 /**
- * Called for a newly connected keeper, before its first use. If it has nothing, because it was killed together with all its
- * processes, it gets everything back; from then on its descriptors are held here, too. Throws if the outcome is unknown. Such a keeper must
- * not be used: once it has a mount of its own, it would no longer accept the others.
+ * Call this for a newly connected keeper, before its first use. A keeper that was killed together with all its processes has no
+ * descriptors: this restores them. From then on this process holds copies of the keeper's descriptors. Throws if the outcome is unknown.
+ * The caller must not use that keeper: a keeper that has a mount of its own refuses a restore.
  */
 export async function shareDescriptors(
   client: KeeperClient,
@@ -17,20 +17,20 @@ export async function shareDescriptors(
   const { shares } = await client.status(signal);
   if (shares !== true) {
     log.info('a keeper of an older version cannot share its descriptors with this process', { keeper });
-    // This keeper cannot take them, and no other keeper will serve them.
+    // This keeper cannot take the copies, and no other keeper will serve their mounts.
     copies.drop();
     return;
   }
   const { held, mounts } = copies;
-  if (held !== undefined && mounts.length > 0 && (await isTaken(client.restore(held, signal))))
+  if (held !== undefined && mounts.length > 0 && (await isAccepted(client.restore(held, signal))))
     log.warn('restored the descriptors of a keeper that had started without any', { keeper, mounts: mounts.length });
   await client.share(signal);
 }
 
-/** False: it has mounts already, because its data path or another agent was faster. */
-async function isTaken(giving: Promise<void>): Promise<boolean> {
+/** False: the keeper already has mounts, because its data path or another agent was faster. */
+async function isAccepted(restore: Promise<void>): Promise<boolean> {
   try {
-    await giving;
+    await restore;
     return true;
   } catch (cause) {
     if (cause instanceof KeeperError && cause.reason === 'occupied') return false;

@@ -9,25 +9,25 @@ import { createKeepers } from './keepers.ts';
 test('marks of stopped keeper containers mean that the engine shuts down, if they are newer than this process', async () => {
   const folder = await mkdtemp(join(tmpdir(), 'stowage-marks-'));
   onTestFinished(() => rm(folder, { recursive: true }));
-  const mark = (keeper: string): string => join(folder, keeper, 'ending');
+  const markFile = (keeper: string): string => join(folder, keeper, 'ending');
   for (const keeper of ['before', 'now']) await mkdir(join(folder, keeper));
-  await writeFile(mark('before'), '');
-  const nothing = (): void => undefined;
+  await writeFile(markFile('before'), '');
+  const noop = (): void => undefined;
   await using keepers = createKeepers({
     clock: systemClock(),
     log: collectingLog(),
     folder,
     version: '1',
-    onMountsLost: nothing,
-    onAbandoned: nothing,
+    onMountsLost: noop,
+    onAbandoned: noop,
   });
   expect(keepers.areEnding()).toBe(false);
-  await writeFile(mark('now'), '');
+  await writeFile(markFile('now'), '');
   expect(keepers.areEnding()).toBe(true);
-  await rm(mark('now'));
+  await rm(markFile('now'));
   expect(keepers.areEnding()).toBe(false);
   // The keeper restarted, which removed the mark, and was stopped again.
-  await rm(mark('before'));
-  await writeFile(mark('before'), '');
+  await rm(markFile('before'));
+  await writeFile(markFile('before'), '');
   expect(keepers.areEnding()).toBe(true);
 });

@@ -14,7 +14,7 @@ export const fuseType = 'fuse.stowage';
 
 /**
  * A large read-ahead makes a single reader fast over a network; the kernel's default is 128 KiB. It covers several READs of maximum size:
- * with just one the server would idle while its answer is copied.
+ * with just one, the server would idle while the client copies the reply.
  */
 const readAheadKib = 4096;
 
@@ -25,26 +25,26 @@ export interface MountedFuse extends AsyncDisposable {
 
 /** Nothing serves the mount yet: processes that access it wait. */
 export async function mountFuse(
-  /** The source that `df` and `mount` show. It names no server and no path, which are none of the volume's users' business. */
+  /** The source that `df` and `mount` show. It must not reveal the server or the path to the volume's users. */
   source: string,
-  at: string,
+  mountPoint: string,
   { readOnly, checks = 'kernel' }: Pick<MountSpec, 'readOnly' | 'checks'>,
 ): Promise<MountedFuse> {
   const device = await openFuse();
   try {
-    await using place = await holdPath(at);
+    await using heldMountPoint = await holdPath(mountPoint);
     const rights = ['user_id=0', 'group_id=0', 'allow_other', ...(checks === 'kernel' ? ['default_permissions'] : [])];
     const options = [`fd=${device.fd}`, 'rootmode=40000', ...rights].join(',');
     const flags = ['nosuid', 'nodev', ...(readOnly ? ['ro'] : [])];
-    mountCalls.fuse({ type: fuseType, source, flags, options }, place);
-    // Refers to the new mount by its name in its folder, because opening it would wait for its server.
-    await using folder = await holdPath(dirname(at));
-    // Below a private mount, whatever is mounted inside the volume at one of its paths would not be visible at the others.
-    mountCalls.share({ ...folder, through: `${folder.through}/${basename(at)}` });
+    mountCalls.fuse({ type: fuseType, source, flags, options }, heldMountPoint);
+    // Refer to the new mount by its name in its parent folder: opening the mount would wait for its server.
+    await using heldParent = await holdPath(dirname(mountPoint));
+    // If the mount were private, a mount made inside the volume at one of its paths would not be visible at the other paths.
+    mountCalls.makeShared({ ...heldParent, procPath: `${heldParent.procPath}/${basename(mountPoint)}` });
     return { fd: device.fd, [Symbol.asyncDispose]: () => device.close() };
   } catch (cause) {
     await device.close();
-    throw mountFailure(`the volume could not be mounted at ${at}`, cause);
+    throw mountFailure(`the volume could not be mounted at ${mountPoint}`, cause);
   }
 }
 
@@ -65,10 +65,10 @@ async function openFuse() {
 }
 
 /** Best effort: in a container /sys may be read-only, and a missing read-ahead costs only speed. */
-export async function setReadAhead(table: MountTable, at: string, scope: Scope): Promise<void> {
-  const device = table.at(at)?.device;
+export async function setReadAhead(table: MountTable, mountPoint: string, scope: Scope): Promise<void> {
+  const device = table.mountAt(mountPoint)?.device;
   if (device === undefined) return;
   await writeFile(`/sys/class/bdi/${device}/read_ahead_kb`, `${readAheadKib}\n`).catch((cause: unknown) =>
-    scope.log.info('failed to set the read-ahead of a mount', { at, why: String(cause) }),
+    scope.log.info('failed to set the read-ahead of a mount', { at: mountPoint, why: String(cause) }),
   );
 }

@@ -8,7 +8,7 @@ import type { KnownKeepers } from './known-keepers.ts';
 /** Ends keepers that have no mounts. */
 export interface IdleKeepers {
   /** Ends keepers that have been idle since the last call, and replaces those that run in the wrong place. */
-  tidy(signal: AbortSignal): Promise<void>;
+  runMaintenance(signal: AbortSignal): Promise<void>;
   /** Ends idle keepers. */
   endIdle(signal: AbortSignal): Promise<void>;
 }
@@ -21,41 +21,41 @@ interface IdleKeepersOptions {
   readonly replacement: KeeperReplacement;
 }
 
-const idleRounds = 2;
-const clearEveryMs = 250;
+const maxIdleRounds = 2;
+const clearIntervalMs = 250;
 const maxClearPasses = 80;
 
 export function createIdleKeepers(options: IdleKeepersOptions): IdleKeepers {
   const { clock, log, known, starter, replacement } = options;
 
-  async function endIf(keeper: KnownKeeper, isDue: () => boolean, signal: AbortSignal): Promise<void> {
+  async function endIfDue(keeper: KnownKeeper, isDue: () => boolean, signal: AbortSignal): Promise<void> {
     // Kubernetes would restart it at once.
     if (starter.areExternal) return;
-    using _ = await known.opening.hold([keeper.name], signal);
+    using _ = await known.keeperLocks.hold([keeper.name], signal);
     const { client } = keeper;
-    if (client === undefined || keeper.users > 0) return;
+    if (client === undefined || keeper.useCount > 0) return;
     const state = await stateOf(keeper, clock, signal);
-    if (state?.mounts !== 0 || keeper.users > 0 || !isDue()) return;
+    if (state?.mounts !== 0 || keeper.useCount > 0 || !isDue()) return;
     known.forget(keeper);
     await client.end(signal).catch((cause: unknown) => log.warn('failed to end a keeper', { why: String(cause) }));
     client[Symbol.dispose]();
   }
 
-  async function tidy(signal: AbortSignal): Promise<void> {
-    for (const keeper of await known.running(signal)) {
-      await endIf(keeper, () => ++keeper.idleRounds > idleRounds, signal);
+  async function runMaintenance(signal: AbortSignal): Promise<void> {
+    for (const keeper of await known.listRunning(signal)) {
+      await endIfDue(keeper, () => ++keeper.idleRounds > maxIdleRounds, signal);
       if (keeper.client !== undefined) await replacement.replaceIfMisplaced(keeper, signal);
     }
-    await starter.clear(signal);
+    await starter.removeEndedContainers(signal);
   }
 
   async function endIdle(signal: AbortSignal): Promise<void> {
-    for (const keeper of await known.running(signal)) await endIf(keeper, () => true, signal);
-    const staying = (await known.running(signal)).length;
+    for (const keeper of await known.listRunning(signal)) await endIfDue(keeper, () => true, signal);
+    const runningCount = (await known.listRunning(signal)).length;
     // A container ends a moment after the processes in it.
-    for (let pass = 0; pass < maxClearPasses && (await starter.clear(signal)) > staying; pass++)
-      await clock.sleep(clearEveryMs, signal);
+    for (let pass = 0; pass < maxClearPasses && (await starter.removeEndedContainers(signal)) > runningCount; pass++)
+      await clock.sleep(clearIntervalMs, signal);
   }
 
-  return { tidy, endIdle };
+  return { runMaintenance, endIdle };
 }

@@ -21,7 +21,7 @@ export interface KeeperContainer {
   readonly privilegedPorts: boolean;
   /** The network from which it connects to servers. */
   readonly network: KeeperNetwork;
-  readonly tell: (message: string, facts: Readonly<Record<string, string>>) => void;
+  readonly logOnce: (message: string, facts: Readonly<Record<string, string>>) => void;
 }
 
 /** The host's network, that of a container, or a namespace that has to be entered. */
@@ -31,7 +31,7 @@ export type KeeperNetwork =
   | { readonly kind: 'namespace'; readonly hostPath: string };
 
 /** A file in a keeper's folder: the engine has asked its container to stop. */
-export const endingMark = 'ending';
+export const stopRequestedFile = 'ending';
 
 /**
  * Process 1 of a keeper's container. It exits after all other processes: a data path outlives its keeper when that dies or hands over to a
@@ -39,7 +39,7 @@ export const endingMark = 'ending';
  * the mark and waits for the containers that use the mounts. USR1 is for a keeper that hangs: nothing outside the container can kill just
  * the keeper.
  */
-const firstProcess = `
+const initScript = `
 rm -f "$0"
 trap ': >"$0"' TERM
 trap 'kill -KILL "$keeper"' USR1
@@ -50,11 +50,11 @@ status=$?
 while set -- /proc/[0-9]*; [ "$#" -gt 1 ]; do sleep 1; done
 exit "$status"`;
 
-/** The same as for Stowage itself. Within this time Stowage ends the keeper if it has no mounts. */
+/** The same grace period as for Stowage's own container. Within it, Stowage ends the keeper if the keeper has no mounts. */
 const stopSeconds = 60;
 
 /** Where the namespace is mounted in the container. */
-const namespaceAt = '/run/netns/store';
+const namespaceMountPoint = '/run/netns/store';
 
 /** Starts keepers as containers of this program's image. They outlive this program's own container. */
 export const launchContainer =
@@ -64,31 +64,31 @@ export const launchContainer =
     // Docker before 25 ends every auto-remove container when it restarts, even with live-restore.
     const { liveRestore } = await engine.info(signal);
     const spec = specOf(container, words, env, !liveRestore);
-    await removeEnded(container.own, container.instance, signal);
+    await removeEndedContainers(container.own, container.instance, signal);
     try {
-      return await launched(engine, { ...spec, host: { ...spec.host, ...protection } }, signal);
+      return await createAndStart(engine, { ...spec, host: { ...spec.host, ...oomProtection } }, signal);
     } catch (cause) {
       if (!isRefused(cause)) throw cause;
       // An engine that lacks privileges itself cannot grant these, and its error does not say that this is the reason.
-      const unprotected = await launched(engine, spec, signal);
-      container.tell('the data path is not protected from the OOM killer', { why: String(cause) });
+      const unprotected = await createAndStart(engine, spec, signal);
+      container.logOnce('the data path is not protected from the OOM killer', { why: String(cause) });
       return unprotected;
     }
   };
 
 /** Makes the keeper an unlikely victim of the OOM killer, and locks its code in memory. No memory limit: reaching it would end every mount. */
-const protection = { oomScore: keeperOomScore, limits: { memlock: -1 } } as const;
+const oomProtection = { oomScore: keeperOomScore, limits: { memlock: -1 } } as const;
 
 const isRefused = (cause: unknown): boolean => cause instanceof DockerError && cause.failure === 'refused';
 
 type KeeperSpec = ReturnType<typeof specOf>;
 
-async function launched(engine: DockerClient, spec: KeeperSpec, signal: AbortSignal): Promise<Launched> {
+async function createAndStart(engine: DockerClient, spec: KeeperSpec, signal: AbortSignal): Promise<Launched> {
   const { [containerLabels.keeper]: keeper } = spec.labels;
   // The name must differ from that of its predecessor, which may still exist.
   const name = `stowage-keeper-${keeper}-${randomBytes(3).toString('hex')}`;
   const id = await engine.createContainer(name, spec, signal);
-  const kill = async (): Promise<void> => void (await removed(engine, id));
+  const kill = async (): Promise<void> => void (await tryRemove(engine, id));
   // Start the wait before the container: its end cannot be queried later.
   const condition = spec.host.autoRemove ? 'removed' : 'next-exit';
   const ended = engine.waitContainer(id, signal, condition).catch((cause: unknown) => {
@@ -105,14 +105,18 @@ async function launched(engine: DockerClient, spec: KeeperSpec, signal: AbortSig
 }
 
 /** Removes keeper containers that ended and that the engine does not remove itself. Returns how many are left, including those it failed to remove. */
-export async function removeEnded({ engine }: OwnContainer, instance: string, signal: AbortSignal): Promise<number> {
-  const isKeeper = (its: Readonly<Record<string, string>>): boolean =>
-    its[containerLabels.keeper] !== undefined && its[containerLabels.instance] === instance;
-  const all = (await engine.containers(signal)).filter(({ labels: its }) => isKeeper(its));
-  const ended = all.filter(({ state }) => state === 'exited' || state === 'dead');
-  let left = all.length;
-  for (const { id } of ended) if (await removed(engine, id)) left--;
-  return left;
+export async function removeEndedContainers(
+  { engine }: OwnContainer,
+  instance: string,
+  signal: AbortSignal,
+): Promise<number> {
+  const isKeeper = (labels: Readonly<Record<string, string>>): boolean =>
+    labels[containerLabels.keeper] !== undefined && labels[containerLabels.instance] === instance;
+  const keeperContainers = (await engine.containers(signal)).filter(({ labels }) => isKeeper(labels));
+  const ended = keeperContainers.filter(({ state }) => state === 'exited' || state === 'dead');
+  let remaining = keeperContainers.length;
+  for (const { id } of ended) if (await tryRemove(engine, id)) remaining--;
+  return remaining;
 }
 
 function specOf(
@@ -122,11 +126,11 @@ function specOf(
   autoRemove: boolean,
 ) {
   const { own, instance, name, folder, user, network } = container;
-  const { enter, capabilities } = rightsIn(container);
-  const entered = network.kind === 'namespace' ? [`${network.hostPath}:${namespaceAt}:ro`] : [];
+  const { enter, capabilities } = rightsFor(container);
+  const namespaceBinds = network.kind === 'namespace' ? [`${network.hostPath}:${namespaceMountPoint}:ro`] : [];
   return {
     image: own.image,
-    entrypoint: [...enter, '/bin/sh', '-c', firstProcess, join(folder, endingMark)],
+    entrypoint: [...enter, '/bin/sh', '-c', initScript, join(folder, stopRequestedFile)],
     command,
     env: Object.entries(env).map(([key, value]) => `${key}=${value}`),
     // A container that has to drop capabilities starts as root.
@@ -135,7 +139,7 @@ function specOf(
     healthcheck: false,
     stopSeconds,
     host: {
-      binds: [`${own.hostPath(folder) ?? folder}:${folder}`, ...entered],
+      binds: [`${own.hostPath(folder) ?? folder}:${folder}`, ...namespaceBinds],
       network: network.kind === 'container' ? `container:${network.id}` : 'host',
       // On a host with SELinux the folder of its socket has no label that containers may access.
       capDrop: ['ALL'],
@@ -155,24 +159,24 @@ function specOf(
  * capability or another namespace, its container starts as root with the capabilities for that, and drops all others before the first
  * line of our code runs.
  */
-function rightsIn({ user, privilegedPorts, network }: KeeperContainer): {
+function rightsFor({ user, privilegedPorts, network }: KeeperContainer): {
   readonly enter: readonly string[];
   readonly capabilities: readonly string[];
 } {
   const isEntering = network.kind === 'namespace';
   if (!privilegedPorts && !isEntering) return { enter: [], capabilities: [] };
-  const kept = privilegedPorts ? ['+net_bind_service'] : [];
+  const keptCapabilities = privilegedPorts ? ['+net_bind_service'] : [];
   return {
     enter: [
-      ...(isEntering ? ['nsenter', `--net=${namespaceAt}`, '--'] : []),
+      ...(isEntering ? ['nsenter', `--net=${namespaceMountPoint}`, '--'] : []),
       'setpriv',
       `--reuid=${user}`,
       `--regid=${user}`,
       '--clear-groups',
       '--no-new-privs',
-      `--inh-caps=${['-all', ...kept].join(',')}`,
-      ...(privilegedPorts ? [`--ambient-caps=${kept.join(',')}`] : []),
-      `--bounding-set=${['-all', ...kept].join(',')}`,
+      `--inh-caps=${['-all', ...keptCapabilities].join(',')}`,
+      ...(privilegedPorts ? [`--ambient-caps=${keptCapabilities.join(',')}`] : []),
+      `--bounding-set=${['-all', ...keptCapabilities].join(',')}`,
       '--',
     ],
     capabilities: [
@@ -193,7 +197,7 @@ export async function networkFor(
 ): Promise<KeeperNetwork> {
   if (network === undefined || namespace === undefined) return { kind: 'host' };
   const anchor = (await own.engine.containers(signal)).find(
-    ({ labels: its }) => its[containerLabels.anchor] === network && its[containerLabels.instance] === instance,
+    ({ labels }) => labels[containerLabels.anchor] === network && labels[containerLabels.instance] === instance,
   );
   if (anchor !== undefined) return { kind: 'container', id: anchor.id };
   const path = namespacePath(namespace);
@@ -207,15 +211,15 @@ const unending = new AbortController().signal;
 /** Kills a hanging keeper but not its data path. False: no keeper of that name runs in a container. */
 export async function killKeeper(own: OwnContainer, name: string, instance: string): Promise<boolean> {
   const ours = (await own.engine.containers(unending)).filter(
-    ({ labels: its, state }) =>
-      its[containerLabels.keeper] === name && its[containerLabels.instance] === instance && state === 'running',
+    ({ labels, state }) =>
+      labels[containerLabels.keeper] === name && labels[containerLabels.instance] === instance && state === 'running',
   );
   for (const { id } of ours) await own.engine.signalContainer(id, 'USR1', unending);
   return ours.length > 0;
 }
 
-/** False: it still exists; its removal may be in progress, or it is busy for a moment. */
-async function removed(engine: DockerClient, id: string): Promise<boolean> {
+/** False: the container still exists; its removal may be in progress, or it is busy for a moment. */
+async function tryRemove(engine: DockerClient, id: string): Promise<boolean> {
   return await engine.removeContainer(id, unending).then(
     () => true,
     (cause: unknown) => cause instanceof DockerError && cause.status === 404,

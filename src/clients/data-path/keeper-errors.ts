@@ -30,9 +30,9 @@ export function keeperFailure(cause: unknown, folder: string): StowageError {
       cause,
     });
   }
-  const isLate = cause instanceof DeadlineExceeded;
-  return new StowageError(`the data path ${isLate ? 'did not answer in time' : `could not be used: ${reason}`}`, {
-    code: isLate ? 'deadline' : 'unavailable',
+  const isTimeout = cause instanceof DeadlineExceeded;
+  return new StowageError(`the data path ${isTimeout ? 'did not answer in time' : `could not be used: ${reason}`}`, {
+    code: isTimeout ? 'deadline' : 'unavailable',
     reason: 'data-path-unavailable',
     action: `Try again. If it persists, see why: stowage client status, and the log in ${folder}`,
     cause,

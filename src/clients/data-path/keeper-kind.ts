@@ -11,7 +11,7 @@ export interface KeeperKind {
 export interface StoredKeeperKind extends KeeperKind {
   /** The namespace of its network in which the keeper was started. */
   readonly namespace?: string | undefined;
-  /** It runs beside this process for now, and will move to a container of its own. */
+  /** The keeper runs as a process beside this one for now, and will move to a container of its own. */
   readonly isMoving?: boolean;
 }
 

@@ -3,39 +3,39 @@ import { unlessAborted } from '#base/aborted.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createKeeperLiveness } from './keeper-liveness.ts';
 
-/** A keeper that answers or not, as the test says. */
-function keeper() {
+/** The test decides whether the keeper answers. */
+function createFixture() {
   const clock = createFakeClock();
-  const said = { answers: true, asked: 0, hung: 0 };
-  const answers = createKeeperLiveness({
+  const fakeKeeper = { answers: true, checks: 0, hung: 0 };
+  const liveness = createKeeperLiveness({
     clock,
     status: async (signal) => {
-      said.asked++;
-      if (!said.answers) await unlessAborted(new Promise(() => undefined), signal);
+      fakeKeeper.checks++;
+      if (!fakeKeeper.answers) await unlessAborted(new Promise(() => undefined), signal);
     },
-    onHang: () => void said.hung++,
+    onHang: () => void fakeKeeper.hung++,
   });
-  const passes = async (ms: number): Promise<void> => {
+  const advance = async (ms: number): Promise<void> => {
     clock.advance(ms);
     await new Promise((resolve) => setImmediate(resolve));
   };
-  return { said, answers, passes };
+  return { said: fakeKeeper, answers: liveness, passes: advance };
 }
 
 test('a keeper that answers is checked periodically', async () => {
-  const { said, answers, passes } = keeper();
+  const { said, answers, passes } = createFixture();
   for (let round = 1; round <= 5; round++) {
     await passes(10_000);
-    expect(said.asked).toBe(round);
+    expect(said.checks).toBe(round);
   }
   expect([said.hung, answers.isSilent]).toEqual([0, false]);
   answers[Symbol.dispose]();
   await passes(60_000);
-  expect(said.asked).toBe(5);
+  expect(said.checks).toBe(5);
 });
 
 test('a keeper hangs after two checks in a row without an answer, and not before', async () => {
-  const { said, answers, passes } = keeper();
+  const { said, answers, passes } = createFixture();
   said.answers = false;
   answers.check();
   await passes(4_999);
@@ -52,8 +52,8 @@ test('a keeper hangs after two checks in a row without an answer, and not before
   expect(said.hung).toBe(1);
 });
 
-test('an earlier slow answer does not count when the keeper is slow again later', async () => {
-  const { said, answers, passes } = keeper();
+test('the count of unanswered checks restarts after each answer', async () => {
+  const { said, answers, passes } = createFixture();
   for (let round = 1; round <= 3; round++) {
     said.answers = false;
     await passes(10_000);

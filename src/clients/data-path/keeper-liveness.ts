@@ -16,19 +16,19 @@ interface KeeperLivenessOptions {
 }
 
 /** A keeper does very little and answers within milliseconds, on an overloaded machine within a second. */
-export const answerMs = 5_000;
+export const keeperTimeoutMs = 5_000;
 const checkEveryMs = 10_000;
-/** In a row: a single one may be caused by a pause of this process. */
-const mostUnanswered = 2;
+/** Consecutive unanswered checks that mean a hang. A pause of this process may cause a single one. */
+const maxUnanswered = 2;
 
 export function createKeeperLiveness({ clock, status, onHang }: KeeperLivenessOptions): KeeperLiveness {
-  const over = new AbortController();
+  const disposal = new AbortController();
   let unanswered = 0;
   let isChecking = false;
-  let next: Disposable | undefined;
+  let nextCheck: Disposable | undefined;
 
   async function hasAnswer(): Promise<boolean> {
-    using limit = clock.deadline(answerMs, over.signal);
+    using limit = clock.deadline(keeperTimeoutMs, disposal.signal);
     try {
       await status(limit.signal);
       return true;
@@ -39,21 +39,21 @@ export function createKeeperLiveness({ clock, status, onHang }: KeeperLivenessOp
   }
 
   async function runCheck(): Promise<void> {
-    if (isChecking || over.signal.aborted) return;
-    next?.[Symbol.dispose]();
+    if (isChecking || disposal.signal.aborted) return;
+    nextCheck?.[Symbol.dispose]();
     isChecking = true;
     do {
       unanswered = (await hasAnswer()) ? 0 : unanswered + 1;
-      if (unanswered === mostUnanswered) onHang();
-    } while (unanswered > 0 && unanswered < mostUnanswered);
+      if (unanswered === maxUnanswered) onHang();
+    } while (unanswered > 0 && unanswered < maxUnanswered);
     isChecking = false;
-    later();
+    scheduleCheck();
   }
 
-  function later(): void {
-    if (!over.signal.aborted) next = clock.after(checkEveryMs, () => void runCheck());
+  function scheduleCheck(): void {
+    if (!disposal.signal.aborted) nextCheck = clock.after(checkEveryMs, () => void runCheck());
   }
-  later();
+  scheduleCheck();
 
   return {
     get isSilent() {
@@ -61,8 +61,8 @@ export function createKeeperLiveness({ clock, status, onHang }: KeeperLivenessOp
     },
     check: () => void runCheck(),
     [Symbol.dispose]: () => {
-      over.abort();
-      next?.[Symbol.dispose]();
+      disposal.abort();
+      nextCheck?.[Symbol.dispose]();
     },
   };
 }

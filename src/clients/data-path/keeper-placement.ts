@@ -4,7 +4,13 @@ import { StowageError } from '#core/errors.ts';
 import type { DockerClient } from '#wire/docker/client.ts';
 import { DockerError } from '#wire/docker/errors.ts';
 import { engineFailure } from '../engines/engine-errors.ts';
-import { findOwnContainer, type OwnContainer, possibleIds, type Surroundings, surroundings } from './own-container.ts';
+import {
+  type ContainerEvidence,
+  findOwnContainer,
+  type OwnContainer,
+  possibleIds,
+  readContainerEvidence,
+} from './own-container.ts';
 
 /** Keepers run as processes beside this one, as containers of its image, or as pods that Kubernetes starts. */
 export const keeperPlaces = ['process', 'container', 'pod'] as const;
@@ -23,50 +29,50 @@ export interface KeeperPlacementOptions {
 /** Decides where keepers run. A container ends with all its processes, so keepers that must outlive it need containers of their own. */
 export interface KeeperPlacement {
   /**
-   * `here`: as processes beside this one. `later`: the same for now, because the engine does not answer: while it starts, it starts containers
-   * and answers no requests. Throws if the requested place is not available.
+   * `here`: keepers run as processes beside this one. `later`: they do so for now, because the engine does not answer. An engine that is
+   * starting first starts its containers, and answers no requests meanwhile. Throws if the requested place is not available.
    */
-  place(signal: AbortSignal): Promise<OwnContainer | 'here' | 'later'>;
+  choosePlace(signal: AbortSignal): Promise<OwnContainer | 'here' | 'later'>;
 }
 
-/** A working engine answers in milliseconds, and one that is starting waits for us. */
-const answerMs = 1_000;
+/** A working engine answers in milliseconds. An engine that is starting waits for this container, so waiting for it would deadlock. */
+const engineTimeoutMs = 1_000;
 
 export function createKeeperPlacement(
   { engines, requestedPlace }: KeeperPlacementOptions,
-  { folder, clock, tell }: KeeperPlacementParts,
-  inspect: () => Promise<Surroundings> = surroundings,
+  { folder, clock, logOnce }: KeeperPlacementParts,
+  readEvidence: () => Promise<ContainerEvidence> = readContainerEvidence,
 ): KeeperPlacement {
-  let known: OwnContainer | 'here' | undefined;
+  let cachedPlace: OwnContainer | 'here' | undefined;
 
   async function decide(signal: AbortSignal): Promise<OwnContainer | 'here'> {
-    const environment = await inspect();
-    const own = await findOwnContainer(environment, engines.values(), signal);
-    const why = own === undefined ? 'no container engine that is known here made this container' : unusable(own);
+    const evidence = await readEvidence();
+    const own = await findOwnContainer(evidence, engines.values(), signal);
+    const why = own === undefined ? 'no container engine known to Stowage created this container' : whyUnusable(own);
     if (own !== undefined && why === undefined) return own;
     if (requestedPlace === 'container') throw impossible(why ?? '');
-    if (possibleIds(environment).length > 0) tell('data paths end when this container ends', { why: why ?? '' });
+    if (possibleIds(evidence).length > 0) logOnce('data paths end when this container ends', { why: why ?? '' });
     return 'here';
   }
 
-  const unusable = (own: OwnContainer): string | undefined => {
-    if (own.hostPath(folder) === undefined) return `${folder} is not on a folder of the machine`;
-    return own.onHostNetwork ? undefined : 'this container has another network than the machine';
+  const whyUnusable = (own: OwnContainer): string | undefined => {
+    if (own.hostPath(folder) === undefined) return `${folder} is not in a folder mounted from the host`;
+    return own.onHostNetwork ? undefined : 'this container has another network than the host';
   };
 
   return {
-    place: async (signal) => {
+    choosePlace: async (signal) => {
       if (requestedPlace === 'process' || requestedPlace === 'pod') return 'here';
-      using limit = clock.deadline(answerMs, signal);
+      using limit = clock.deadline(engineTimeoutMs, signal);
       try {
-        known ??= await decide(limit.signal);
-        if (known !== 'here') await known.engine.ping(limit.signal);
-        return known;
+        cachedPlace ??= await decide(limit.signal);
+        if (cachedPlace !== 'here') await cachedPlace.engine.ping(limit.signal);
+        return cachedPlace;
       } catch (cause) {
         signal.throwIfAborted();
         if (!(cause instanceof DockerError)) throw cause;
         if (requestedPlace === 'container') throw engineFailure(cause, [...engines.keys()].join(', '));
-        tell('data paths start in this container until its engine answers', { why: cause.message });
+        logOnce('data paths start in this container until its engine answers', { why: cause.message });
         return 'later';
       }
     },
@@ -77,7 +83,7 @@ export interface KeeperPlacementParts {
   /** The keepers' folder. */
   readonly folder: string;
   readonly clock: Clock;
-  readonly tell: (message: string, facts: Readonly<Record<string, string>>) => void;
+  readonly logOnce: (message: string, facts: Readonly<Record<string, string>>) => void;
 }
 
 function impossible(why: string): StowageError {

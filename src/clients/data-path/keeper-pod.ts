@@ -9,13 +9,13 @@ import type { KeeperKind } from './keeper-kind.ts';
 /** Keepers in pods of their own. Kubernetes starts them; Stowage only connects to them. */
 
 /** The `runAsUser` of keeper pods, unless configured otherwise: the last user of the range in `keeper-user.ts`. */
-export const podKeeperUser = 65_519;
+export const defaultPodUser = 65_519;
 
 /** Longer than a container takes to restart. Callers that mount retry by themselves. */
-const findMs = 15_000;
-const pollMs = 50;
+const listenTimeoutMs = 15_000;
+const pollIntervalMs = 50;
 
-/** Creates the keeper's folder. A keeper without rights cannot create it, and waits for it. */
+/** Creates the keeper's folder. A keeper has no right to create the folder, and waits for it. */
 export async function createKeeperFolder(folder: string, user: number): Promise<void> {
   await mkdir(folder, { recursive: true, mode: 0o700 });
   await chown(folder, user, user);
@@ -24,9 +24,9 @@ export async function createKeeperFolder(folder: string, user: number): Promise<
 
 /** Waits until a keeper listens on the socket. */
 export async function waitForKeeper(socket: string, clock: Clock, signal: AbortSignal): Promise<void> {
-  using limit = clock.deadline(findMs, signal);
+  using limit = clock.deadline(listenTimeoutMs, signal);
   try {
-    while (!isListening(socket)) await clock.sleep(pollMs, limit.signal);
+    while (!isListening(socket)) await clock.sleep(pollIntervalMs, limit.signal);
   } catch (cause) {
     signal.throwIfAborted();
     throw limit.signal.aborted ? notFound(socket, cause) : cause;

@@ -6,15 +6,15 @@ import type { KnownKeeper } from './known-keeper.ts';
 interface ReconnectOptions {
   readonly clock: Clock;
   readonly log: Log;
-  /** How long copies are held without a keeper to give them to. */
+  /** How long to hold the copies while no keeper runs. */
   readonly keeperWaitMs: number;
-  readonly opening: KeyedLock;
+  readonly keeperLocks: KeyedLock;
   readonly connect: (keeper: KnownKeeper) => Promise<unknown>;
   readonly onMountsLost: () => void;
   readonly signal: AbortSignal;
 }
 
-const reconnectMs = { shortest: 20, longest: 500 } as const;
+const reconnectDelayMs = { shortest: 20, longest: 500 } as const;
 
 /**
  * Waits for the next keeper, and gives it the copies. Users of the mounts wait meanwhile. If no keeper starts in time, they get an error, and
@@ -24,22 +24,26 @@ export async function reconnectUntilTimeout(keeper: KnownKeeper, options: Reconn
   const { clock, log, keeperWaitMs, onMountsLost, signal } = options;
   const since = clock.elapsed();
   const isWaiting = (): boolean => keeper.client === undefined && (keeper.copies?.mounts.length ?? 0) > 0;
-  for (let ms: number = reconnectMs.shortest; isWaiting(); ms = Math.min(reconnectMs.longest, ms * 2)) {
+  for (
+    let delayMs: number = reconnectDelayMs.shortest;
+    isWaiting();
+    delayMs = Math.min(reconnectDelayMs.longest, delayMs * 2)
+  ) {
     if (signal.aborted) return;
     if (clock.elapsed() - since > keeperWaitMs) {
       log.error('no keeper started in time: abandoning its mounts and remounting their volumes', {
         keeper: keeper.name,
       });
       keeper.copies?.drop();
-    } else await tryReconnect(keeper, ms, options).catch(() => undefined);
+    } else await tryReconnect(keeper, delayMs, options).catch(() => undefined);
   }
   onMountsLost();
 }
 
-async function tryReconnect(keeper: KnownKeeper, ms: number, options: ReconnectOptions): Promise<void> {
-  const { clock, log, opening, connect, signal } = options;
-  await clock.sleep(ms, signal);
-  using _ = await opening.hold([keeper.name], signal);
+async function tryReconnect(keeper: KnownKeeper, delayMs: number, options: ReconnectOptions): Promise<void> {
+  const { clock, log, keeperLocks, connect, signal } = options;
+  await clock.sleep(delayMs, signal);
+  using _ = await keeperLocks.hold([keeper.name], signal);
   if (keeper.client !== undefined) return;
   await connect(keeper).catch((cause: unknown) =>
     log.warn('a keeper does not accept the descriptors of its predecessor', {

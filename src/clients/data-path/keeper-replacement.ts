@@ -3,8 +3,8 @@ import type { Log } from '#base/log.ts';
 import { KeeperError } from '#keeper/protocol.ts';
 import { keeperFailure } from './keeper-errors.ts';
 import { upgradedByKubernetes } from './keeper-pod.ts';
-import { type KeeperStarter, program } from './keeper-starter.ts';
-import { checkReach, type KnownKeeper } from './known-keeper.ts';
+import { dataPathProgram, type KeeperStarter } from './keeper-starter.ts';
+import { type KnownKeeper, requireReachable } from './known-keeper.ts';
 import type { KnownKeepers } from './known-keepers.ts';
 
 /** Replaces keepers and their data paths while their mounts are in use. */
@@ -15,7 +15,7 @@ export interface KeeperReplacement {
 
 interface KeeperReplacementOptions {
   readonly log: Log;
-  readonly known: Pick<KnownKeepers, 'opening' | 'connect' | 'forget'>;
+  readonly known: Pick<KnownKeepers, 'keeperLocks' | 'connect' | 'forget'>;
   readonly starter: KeeperStarter;
 }
 
@@ -38,8 +38,8 @@ export function createKeeperReplacement({ log, known, starter }: KeeperReplaceme
   /** Replaces first the keeper, whose successor takes everything over, then its data path. */
   async function replace(keeper: KnownKeeper, signal: AbortSignal): Promise<void> {
     try {
-      using _ = await known.opening.hold([keeper.name], signal);
-      checkReach(keeper);
+      using _ = await known.keeperLocks.hold([keeper.name], signal);
+      requireReachable(keeper);
       if (starter.areExternal) throw upgradedByKubernetes();
       const previous = keeper.client;
       await starter.restart(keeper.name, signal);
@@ -50,7 +50,7 @@ export function createKeeperReplacement({ log, known, starter }: KeeperReplaceme
       if (client === undefined) throw new KeeperError('gone', 'the keeper has gone');
       // An idle data path is replaced, too: otherwise it would stay in the old container.
       const { mounts, active } = await client.status(signal);
-      if (mounts > 0 || active !== null) await client.upgrade(program, signal);
+      if (mounts > 0 || active !== null) await client.upgrade(dataPathProgram, signal);
     } catch (cause) {
       signal.throwIfAborted();
       throw keeperFailure(cause, dirname(starter.socketOf(keeper.name)));

@@ -6,7 +6,7 @@ import { promisify } from 'node:util';
 import { beforeEach, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { searchPath } from '../mounter/tools.ts';
-import { keeperRights, protection } from './keeper-rights.ts';
+import { keeperRights, protectionPrefix } from './keeper-rights.ts';
 import { keeperUser, knownKeeperUser } from './keeper-user.ts';
 
 let folder: string;
@@ -17,34 +17,37 @@ beforeEach(() => {
   onTestFinished(() => rmSync(folder, { recursive: true }));
 });
 
-const wanted = { user: 61_200, privilegedPorts: false };
+const baseOptions = { user: 61_200, privilegedPorts: false };
 
 test('a keeper has a user of its own, and no capabilities', async () => {
-  const { user, enter, why } = await keeperRights({ ...wanted, paths: ['/', '/tmp'] });
-  expect({ user, why }).toEqual({ user: 61_200, why: undefined });
+  const { user, commandPrefix, fallbackReason } = await keeperRights({ ...baseOptions, paths: ['/', '/tmp'] });
+  expect({ user, why: fallbackReason }).toEqual({ user: 61_200, why: undefined });
   for (const word of ['--reuid=61200', '--clear-groups', '--no-new-privs', '--inh-caps=-all', '--bounding-set=-all'])
-    expect(enter).toContain(word);
+    expect(commandPrefix).toContain(word);
 });
 
 test('a keeper may get ports below 1024, and nothing else', async () => {
-  const { enter } = await keeperRights({ ...wanted, privilegedPorts: true, paths: ['/'] });
+  const { commandPrefix } = await keeperRights({ ...baseOptions, privilegedPorts: true, paths: ['/'] });
   const rights = '-all,+net_bind_service';
   for (const word of [`--inh-caps=${rights}`, `--bounding-set=${rights}`, '--ambient-caps=+net_bind_service'])
-    expect(enter).toContain(word);
+    expect(commandPrefix).toContain(word);
 });
 
 test('a keeper runs as root without capabilities if other users cannot read the program, and says which path', async () => {
   const closed = join(folder, 'closed');
   mkdirSync(closed, { mode: 0o700 });
   writeFileSync(join(closed, 'program'), '');
-  const { user, enter, why } = await keeperRights({ ...wanted, paths: [join(closed, 'program')] });
-  expect({ user, why }).toEqual({ user: 0, why: `other users may not pass ${closed}` });
-  expect(enter.some((word) => word.startsWith('--reuid'))).toBe(false);
-  expect(enter).toContain('--bounding-set=-all');
+  const { user, commandPrefix, fallbackReason } = await keeperRights({
+    ...baseOptions,
+    paths: [join(closed, 'program')],
+  });
+  expect({ user, why: fallbackReason }).toEqual({ user: 0, why: `other users have no access to ${closed}` });
+  expect(commandPrefix.some((word) => word.startsWith('--reuid'))).toBe(false);
+  expect(commandPrefix).toContain('--bounding-set=-all');
 });
 
 test('protection against low memory is used as far as permitted and installed', async () => {
-  const has = (...names: readonly string[]): string => {
+  const binFolderWith = (...names: readonly string[]): string => {
     const bin = mkdtempSync(join(folder, 'bin-'));
     for (const name of names) writeFileSync(join(bin, name), '', { mode: 0o755 });
     return `/nowhere:${bin}`;
@@ -53,21 +56,36 @@ test('protection against low memory is used as far as permitted and installed', 
     ['prlimit', '--memlock=unlimited', '--'],
     ['choom', '-n', '-900', '--'],
   ] as const;
-  expect(await protection(true, has('prlimit', 'choom'))).toEqual({ enter: [...limit, ...score], missing: [] });
-  expect(await protection(true, has('prlimit'))).toEqual({ enter: limit, missing: ['choom'] });
-  expect(await protection(true, has('choom'))).toEqual({ enter: score, missing: ['prlimit'] });
-  expect(await protection(true, has())).toEqual({ enter: [], missing: ['prlimit', 'choom'] });
-  expect(await protection(false, has('prlimit', 'choom'))).toEqual({ enter: [], missing: [] });
+  expect(await protectionPrefix(true, binFolderWith('prlimit', 'choom'))).toEqual({
+    commandPrefix: [...limit, ...score],
+    missingPrograms: [],
+  });
+  expect(await protectionPrefix(true, binFolderWith('prlimit'))).toEqual({
+    commandPrefix: limit,
+    missingPrograms: ['choom'],
+  });
+  expect(await protectionPrefix(true, binFolderWith('choom'))).toEqual({
+    commandPrefix: score,
+    missingPrograms: ['prlimit'],
+  });
+  expect(await protectionPrefix(true, binFolderWith())).toEqual({
+    commandPrefix: [],
+    missingPrograms: ['prlimit', 'choom'],
+  });
+  expect(await protectionPrefix(false, binFolderWith('prlimit', 'choom'))).toEqual({
+    commandPrefix: [],
+    missingPrograms: [],
+  });
 });
 
-test.skipIf(needs('linux'))('the programs grant these rights, and run the next command', async () => {
-  const { enter, missing } = await protection(true, searchPath());
+test.skipIf(needs('linux'))('prlimit and choom grant these rights, and run the next command', async () => {
+  const { commandPrefix, missingPrograms } = await protectionPrefix(true, searchPath());
   // Changes that need no privileges: a higher OOM score and a lower memlock limit.
-  const [file = '', ...rest] = [...enter, 'cat', '/proc/self/oom_score_adj', '/proc/self/limits'].map((word) =>
+  const [file = '', ...rest] = [...commandPrefix, 'cat', '/proc/self/oom_score_adj', '/proc/self/limits'].map((word) =>
     word.replace('-900', '1000').replace('unlimited', '8192'),
   );
   const { stdout } = await promisify(execFile)(file, rest);
-  expect(missing).toEqual([]);
+  expect(missingPrograms).toEqual([]);
   expect(stdout).toMatch(/^1000\n/);
   expect(stdout).toMatch(/Max locked memory +8192 +8192/);
 });

@@ -9,10 +9,10 @@ import { startKeeper } from '#keeper/start-keeper.ts';
 import { DockerError } from '#wire/docker/errors.ts';
 import { engineFailure } from '../engines/engine-errors.ts';
 import { searchPath } from '../mounter/tools.ts';
-import { killKeeper, launchContainer, networkFor, removeEnded } from './keeper-container.ts';
+import { killKeeper, launchContainer, networkFor, removeEndedContainers } from './keeper-container.ts';
 import { createKeeperKindFiles, type KeeperKind, type StoredKeeperKind } from './keeper-kind.ts';
 import { createKeeperPlacement, type KeeperPlacementOptions } from './keeper-placement.ts';
-import { createKeeperFolder, podKeeperUser, requirePodSupport, waitForKeeper } from './keeper-pod.ts';
+import { createKeeperFolder, defaultPodUser, requirePodSupport, waitForKeeper } from './keeper-pod.ts';
 import { keeperRights } from './keeper-rights.ts';
 import { keeperUser } from './keeper-user.ts';
 import type { OwnContainer } from './own-container.ts';
@@ -30,14 +30,14 @@ export interface KeeperStarter {
    */
   isMisplaced(name: string, signal: AbortSignal): Promise<boolean>;
   /** Removes the containers of keepers that have ended. Returns how many others there are. */
-  clear(signal: AbortSignal): Promise<number>;
+  removeEndedContainers(signal: AbortSignal): Promise<number>;
   socketOf(name: string): string;
-  /** Kubernetes starts the keepers, elsewhere. Stowage waits for them and never ends them. */
+  /** Kubernetes starts the keepers in pods of their own. Stowage waits for them and never ends them. */
   readonly areExternal: boolean;
   /** The user that keepers run as. */
   user(): Promise<number>;
   /** Creates the folder that external keepers wait for. */
-  prepare(): Promise<void>;
+  createExternalFolder(): Promise<void>;
 }
 
 export interface KeeperStarterOptions {
@@ -46,7 +46,7 @@ export interface KeeperStarterOptions {
   readonly folder: string;
   readonly version: string;
   /** Default: networks are namespaces themselves. */
-  readonly find?: FindNamespace | undefined;
+  readonly findNamespace?: FindNamespace | undefined;
   /** Default: keepers are processes beside this one. */
   readonly placement?: KeeperPlacementOptions | undefined;
 }
@@ -56,28 +56,28 @@ type PreviousPlacement = Pick<StoredKeeperKind, 'namespace' | 'isMoving'>;
 /** How to launch a keeper, and the user it then runs as. */
 interface LaunchMethod {
   readonly user: number;
-  readonly enter: readonly string[];
+  readonly commandPrefix: readonly string[];
   readonly launch: Launch;
 }
 
 /** The name of the keeper for mounts without special requirements. */
-export const usualKeeper = 'host';
+export const defaultKeeperName = 'host';
 
 /** The data path's program, relative to this file in the sources and in the bundle. */
 const isSource = extname(import.meta.filename) === '.ts';
-export const program = isSource
+export const dataPathProgram = isSource
   ? join(import.meta.dirname, '..', '..', 'datapath', 'main.ts')
   : join(import.meta.dirname, 'data-path.mjs');
 
 export function createKeeperStarter(options: KeeperStarterOptions): KeeperStarter {
-  const { clock, log, folder, version, find = findNamedNamespace } = options;
+  const { clock, log, folder, version, findNamespace = findNamedNamespace } = options;
   const logOnce = createLogOnce(log);
-  const { instance = '', podUser = podKeeperUser, ...rest } = options.placement ?? {};
+  const { instance = '', podUser = defaultPodUser, ...rest } = options.placement ?? {};
   const areExternal = options.placement?.requestedPlace === 'pod';
   const user = (): Promise<number> => (areExternal ? keeperUser(folder, podUser) : keeperUser(folder));
   const placement = createKeeperPlacement(
     { instance, engines: new Map(), requestedPlace: 'process', ...rest },
-    { folder, clock, tell: logOnce },
+    { folder, clock, logOnce },
   );
   const socketOf = (name: string): string => join(folder, name, 'sock');
   const kinds = createKeeperKindFiles(folder);
@@ -91,18 +91,22 @@ export function createKeeperStarter(options: KeeperStarterOptions): KeeperStarte
   ): Promise<LaunchMethod> {
     const user = await keeperUser(folder);
     const network = await networkFor(own, { network: kind.network, namespace, instance }, signal);
-    const about = { own, instance, name, user, network, privilegedPorts: kind.privilegedPorts, tell: logOnce };
-    return { user, enter: [], launch: launchContainer({ ...about, folder: dirname(socketOf(name)) }) };
+    const containerOptions = { own, instance, name, user, network, privilegedPorts: kind.privilegedPorts, logOnce };
+    return {
+      user,
+      commandPrefix: [],
+      launch: launchContainer({ ...containerOptions, folder: dirname(socketOf(name)) }),
+    };
   }
 
-  async function prepare(name: string): Promise<void> {
+  async function createFolder(name: string): Promise<void> {
     await mkdir(folder, { recursive: true, mode: 0o711 });
     await createKeeperFolder(dirname(socketOf(name)), await user());
   }
 
   async function waitForExternal(name: string, kind: KeeperKind, signal: AbortSignal): Promise<void> {
     requirePodSupport(kind);
-    await prepare(name);
+    await createFolder(name);
     await kinds.write(name, kind);
     await waitForKeeper(socketOf(name), clock, signal);
   }
@@ -115,12 +119,12 @@ export function createKeeperStarter(options: KeeperStarterOptions): KeeperStarte
   ): Promise<void> {
     if (areExternal) return await waitForExternal(name, kind, signal);
     await mkdir(folder, { recursive: true, mode: 0o711 });
-    const at = kind.network === undefined ? undefined : await find(kind.network, signal);
-    const place = await placement.place(signal);
+    const networkNamespace = kind.network === undefined ? undefined : await findNamespace(kind.network, signal);
+    const place = await placement.choosePlace(signal);
     const method =
       typeof place === 'string'
-        ? await processLaunch(folder, kind, at, logOnce)
-        : await containerLaunch(place, name, kind, at, signal);
+        ? await processLaunch(folder, kind, networkNamespace, logOnce)
+        : await containerLaunch(place, name, kind, networkNamespace, signal);
     const keeperFolder = dirname(socketOf(name));
     await mkdir(keeperFolder, { recursive: true, mode: 0o700 });
     await chown(keeperFolder, method.user, method.user);
@@ -128,18 +132,18 @@ export function createKeeperStarter(options: KeeperStarterOptions): KeeperStarte
     await startKeeper(
       {
         clock,
-        enter: method.enter,
+        enter: method.commandPrefix,
         launch: method.launch,
         socket: socketOf(name),
-        program,
+        program: dataPathProgram,
         flags: dataPathFlags,
         log: join(keeperFolder, 'log'),
         env: { PATH: searchPath(), STOWAGE_VERSION: version },
       },
       signal,
     );
-    // Only now: if the start fails, the previous keeper stays where it was.
-    const namespace = at && (await identity(at));
+    // Record this only after the start: if it fails, the previous keeper stays where it was.
+    const namespace = networkNamespace && (await namespaceIdentity(networkNamespace));
     await kinds.write(name, { ...kind, namespace, isMoving: place === 'later' });
   }
 
@@ -147,8 +151,8 @@ export function createKeeperStarter(options: KeeperStarterOptions): KeeperStarte
     socketOf,
     areExternal,
     user,
-    prepare: async () => {
-      if (areExternal) await prepare(usualKeeper);
+    createExternalFolder: async () => {
+      if (areExternal) await createFolder(defaultKeeperName);
     },
     start: (name, kind, signal) => withEngineErrors(start(name, kind, {}, signal)),
     restart: async (name, signal) => {
@@ -156,19 +160,19 @@ export function createKeeperStarter(options: KeeperStarterOptions): KeeperStarte
       await withEngineErrors(start(name, { network, privilegedPorts }, previous, signal));
     },
     kill: async (name) => {
-      const place = await placement.place(new AbortController().signal);
+      const place = await placement.choosePlace(new AbortController().signal);
       return typeof place !== 'string' && (await killKeeper(place, name, instance));
     },
-    clear: async (signal) => {
-      const place = await placement.place(signal);
-      return typeof place === 'string' ? 0 : await removeEnded(place, instance, signal);
+    removeEndedContainers: async (signal) => {
+      const place = await placement.choosePlace(signal);
+      return typeof place === 'string' ? 0 : await removeEndedContainers(place, instance, signal);
     },
     isMisplaced: async (name, signal) => {
       const { network, namespace, isMoving }: Partial<StoredKeeperKind> = await kinds.read(name).catch(() => ({}));
-      if (isMoving === true && typeof (await placement.place(signal)) !== 'string') return true;
+      if (isMoving === true && typeof (await placement.choosePlace(signal)) !== 'string') return true;
       if (network === undefined || namespace === undefined) return false;
-      const now = await identity(await find(network, signal));
-      return now !== undefined && now !== namespace;
+      const currentNamespace = await namespaceIdentity(await findNamespace(network, signal));
+      return currentNamespace !== undefined && currentNamespace !== namespace;
     },
   };
 }
@@ -182,13 +186,14 @@ async function processLaunch(
   const rights = await keeperRights({
     user: await keeperUser(folder),
     privilegedPorts,
-    paths: [folder, program, process.execPath],
+    paths: [folder, dataPathProgram, process.execPath],
   });
-  if (rights.why !== undefined) logOnce('the data path runs as root, without capabilities', { why: rights.why });
-  if (rights.missing.length > 0)
-    logOnce('the data path is not protected from the OOM killer', { missing: rights.missing.join(', ') });
-  const there = namespace === undefined ? [] : await enterNetwork(namespace);
-  return { user: rights.user, enter: [...there, ...rights.enter], launch: launchProcess };
+  if (rights.fallbackReason !== undefined)
+    logOnce('the data path runs as root, without capabilities', { why: rights.fallbackReason });
+  if (rights.missingPrograms.length > 0)
+    logOnce('the data path is not protected from the OOM killer', { missing: rights.missingPrograms.join(', ') });
+  const networkPrefix = namespace === undefined ? [] : await enterNetwork(namespace);
+  return { user: rights.user, commandPrefix: [...networkPrefix, ...rights.commandPrefix], launch: launchProcess };
 }
 
 async function withEngineErrors(work: Promise<void>): Promise<void> {
@@ -205,15 +210,15 @@ type LogOnce = (message: string, facts: Readonly<Record<string, string>>) => voi
 function createLogOnce(log: Log): LogOnce {
   const logged = new Set<string>();
   return (message, facts) => {
-    const all = JSON.stringify([message, facts]);
-    if (logged.has(all)) return;
-    logged.add(all);
+    const key = JSON.stringify([message, facts]);
+    if (logged.has(key)) return;
+    logged.add(key);
     log.info(message, facts);
   };
 }
 
 /** Identifies the namespace independently of its path. Undefined: it does not exist. */
-async function identity(network: string): Promise<string | undefined> {
+async function namespaceIdentity(network: string): Promise<string | undefined> {
   const found = await stat(namespacePath(network), { bigint: true }).catch(() => undefined);
   return found && `${found.dev}:${found.ino}`;
 }

@@ -16,9 +16,9 @@ export interface AbandonedKeeper {
 /** Ends keepers that cannot recover, together with their mounts. */
 export interface KeeperTermination {
   /** Ends the keeper if it has mounts but no serving data path for too long. Call with each new state. */
-  watch(keeper: KnownKeeper, client: KeeperClient, state: KeeperState): void;
+  handleState(keeper: KnownKeeper, client: KeeperClient, state: KeeperState): void;
   /** The keeper serves, or is no longer connected. */
-  clearTrouble(keeper: KnownKeeper): void;
+  clearUnserved(keeper: KnownKeeper): void;
   isStuck(keeper: KnownKeeper): boolean;
   /** For a keeper that does not answer. */
   kill(keeper: KnownKeeper, client: KeeperClient): Promise<void>;
@@ -35,62 +35,62 @@ export interface KeeperTerminationOptions {
   readonly signal: AbortSignal;
 }
 
-const endMs = 10_000;
+const endTimeoutMs = 10_000;
 
 export function createKeeperTermination(options: KeeperTerminationOptions): KeeperTermination {
   const { clock, log, stuckMs, starter, onMountsLost, onAbandoned, signal } = options;
 
-  const isStuck = ({ troubledSince }: KnownKeeper): boolean =>
-    troubledSince !== undefined && clock.elapsed() - troubledSince > stuckMs;
+  const isStuck = ({ unservedSince }: KnownKeeper): boolean =>
+    unservedSince !== undefined && clock.elapsed() - unservedSince > stuckMs;
 
-  function clearTrouble(keeper: KnownKeeper): void {
+  function clearUnserved(keeper: KnownKeeper): void {
     keeper.endTimer?.[Symbol.dispose]();
-    [keeper.troubledSince, keeper.endTimer] = [undefined, undefined];
+    [keeper.unservedSince, keeper.endTimer] = [undefined, undefined];
   }
 
-  function watch(keeper: KnownKeeper, client: KeeperClient, { mounts, active }: KeeperState): void {
-    if (mounts === 0 || active?.ready === true) clearTrouble(keeper);
-    else if (keeper.troubledSince === undefined) {
-      keeper.troubledSince = clock.elapsed();
-      endLater(keeper, client);
+  function handleState(keeper: KnownKeeper, client: KeeperClient, { mounts, active }: KeeperState): void {
+    if (mounts === 0 || active?.ready === true) clearUnserved(keeper);
+    else if (keeper.unservedSince === undefined) {
+      keeper.unservedSince = clock.elapsed();
+      scheduleEnd(keeper, client);
     }
   }
 
-  function endLater(keeper: KnownKeeper, client: KeeperClient, isReported = false): void {
+  function scheduleEnd(keeper: KnownKeeper, client: KeeperClient, isReported = false): void {
     keeper.endTimer = clock.after(stuckMs + 1_000, () => {
       if (keeper.client === client && isStuck(keeper) && !signal.aborted) void end(keeper, client, isReported);
     });
   }
 
-  /** Ends the keeper with all its mounts: whatever it holds would only block the next data path, too. */
+  /** Ends the keeper with all its mounts: its descriptors would block the next data path, too. */
   async function end(keeper: KnownKeeper, client: KeeperClient, isReported: boolean): Promise<void> {
     const why = 'no data path serves the mounts';
     log.error(`${why}: ending the keeper and remounting its volumes`, { keeper: keeper.name });
     const mounts = await mountsOf(keeper, clock, signal).catch(() => undefined);
     keeper.copies?.drop();
-    using limit = clock.deadline(endMs, signal);
+    using limit = clock.deadline(endTimeoutMs, signal);
     try {
       await client.end(limit.signal);
     } catch (cause) {
       if (signal.aborted) return;
       log.warn('failed to end a keeper: killing it', { keeper: keeper.name, why: String(cause) });
-      if (!(await killed(keeper, client))) markUnreachable(keeper);
+      if (!(await tryKill(keeper, client))) markUnreachable(keeper);
     }
     if (!isReported) onAbandoned({ keeper: keeper.name, why, mounts });
     // Usually the closed connection triggers this. If the keeper lives on, at least the mounts known here are repaired.
     onMountsLost();
-    if (keeper.client === client) endLater(keeper, client, true);
+    if (keeper.client === client) scheduleEnd(keeper, client, true);
   }
 
   async function kill(keeper: KnownKeeper, client: KeeperClient): Promise<void> {
     const why = 'the keeper no longer answers';
     log.error(`${why}: killing it`, { keeper: keeper.name });
-    if (await killed(keeper, client)) onAbandoned({ keeper: keeper.name, why, mounts: undefined });
+    if (await tryKill(keeper, client)) onAbandoned({ keeper: keeper.name, why, mounts: undefined });
     else markUnreachable(keeper);
   }
 
   /** Kills the keeper directly, or through the container engine that started it. */
-  async function killed(keeper: KnownKeeper, client: KeeperClient): Promise<boolean> {
+  async function tryKill(keeper: KnownKeeper, client: KeeperClient): Promise<boolean> {
     if (client.kill()) return true;
     return await starter.kill(keeper.name).catch((cause: unknown) => {
       log.warn('failed to kill a keeper through its container engine', { keeper: keeper.name, why: String(cause) });
@@ -103,5 +103,5 @@ export function createKeeperTermination(options: KeeperTerminationOptions): Keep
     log.error('failed to kill a keeper from here: restart its container', { keeper: keeper.name });
   }
 
-  return { watch, clearTrouble, isStuck, kill };
+  return { handleState, clearUnserved, isStuck, kill };
 }

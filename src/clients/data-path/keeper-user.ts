@@ -5,28 +5,28 @@ import { join } from 'node:path';
 import { isErrno } from '#base/errno.ts';
 
 /** The range for service users (systemd.exec(5), DynamicUser=): they have no login and own no files. */
-const range = { first: 61_184, last: 65_519 } as const;
+const serviceUserRange = { first: 61_184, last: 65_519 } as const;
 
-const fileIn = (folder: string): string => join(folder, 'user');
+const userFile = (folder: string): string => join(folder, 'user');
 
 /**
  * The user of this Stowage's keepers and data paths, and of nothing else: any process with the same user could attack them. Chosen once and
- * kept in the folder. `given`: the user of external keepers.
+ * kept in the folder. `externalUser`: the user of external keepers.
  */
-export async function keeperUser(folder: string, given?: number): Promise<number> {
+export async function keeperUser(folder: string, externalUser?: number): Promise<number> {
   const known = knownKeeperUser(folder);
-  if (known !== undefined && (given ?? known) === known) return known;
+  if (known !== undefined && (externalUser ?? known) === known) return known;
   await mkdir(folder, { recursive: true, mode: 0o711 });
-  const chosen = given ?? (await freeUser());
+  const chosen = externalUser ?? (await freeUser());
   // Atomic, and fails if another process was faster.
-  const draft = `${fileIn(folder)}.${randomUUID()}`;
+  const draft = `${userFile(folder)}.${randomUUID()}`;
   await writeFile(draft, `${chosen}\n`, { mode: 0o644 });
-  if (given !== undefined) {
-    await rename(draft, fileIn(folder));
-    return given;
+  if (externalUser !== undefined) {
+    await rename(draft, userFile(folder));
+    return externalUser;
   }
   try {
-    await link(draft, fileIn(folder));
+    await link(draft, userFile(folder));
     return chosen;
   } catch (cause) {
     const other = isErrno(cause, 'EEXIST') ? knownKeeperUser(folder) : undefined;
@@ -39,12 +39,12 @@ export async function keeperUser(folder: string, given?: number): Promise<number
 
 /** Undefined: none was chosen yet. */
 export function knownKeeperUser(folder: string): number | undefined {
-  const path = fileIn(folder);
+  const path = userFile(folder);
   if (!existsSync(path)) return undefined;
   const { uid, mode } = lstatSync(path);
   const chosen = Number(readFileSync(path, 'utf8').trim() || Number.NaN);
   const isTrusted = (uid === 0 || uid === process.getuid?.()) && (mode & 0o022) === 0;
-  return isTrusted && chosen >= range.first && chosen <= range.last ? chosen : undefined;
+  return isTrusted && chosen >= serviceUserRange.first && chosen <= serviceUserRange.last ? chosen : undefined;
 }
 
 async function freeUser(): Promise<number> {
@@ -61,11 +61,11 @@ async function freeUser(): Promise<number> {
     ),
   );
   const taken = new Set([...accounts.map(Number), ...owners]);
-  const count = range.last - range.first + 1;
-  const from = Math.floor(Math.random() * count);
+  const count = serviceUserRange.last - serviceUserRange.first + 1;
+  const startOffset = Math.floor(Math.random() * count);
   for (let i = 0; i < count; i++) {
-    const candidate = range.first + ((from + i) % count);
+    const candidate = serviceUserRange.first + ((startOffset + i) % count);
     if (!taken.has(candidate) && !existsSync(`/run/systemd/dynamic-uid/${candidate}`)) return candidate;
   }
-  throw new Error('every user for services is taken');
+  throw new Error('every user id for services is taken');
 }

@@ -23,7 +23,7 @@ import { createNfsClient } from '../kinds/nfs.ts';
 import { createLinuxMounter } from '../mounter/linux-mounter.ts';
 import { createTableReader } from '../mounter/mountinfo.ts';
 import { createPathAccess } from '../mounter/path-access.ts';
-import { createRun } from '../mounter/run-program.ts';
+import { createRunProgram } from '../mounter/run-program.ts';
 import type { AbandonedKeeper } from './keeper-termination.ts';
 import { createKeepers } from './keepers.ts';
 
@@ -32,18 +32,18 @@ const clock = systemClock();
 const unending = new AbortController().signal;
 
 describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mounts', () => {
-  const it = exportedByGanesha();
+  const nfsExport = exportedByGanesha();
 
   const source = (): Source & { readonly kind: 'nfs' } => ({
     kind: 'nfs',
-    hosts: [it.server.host],
-    path: it.folder,
+    hosts: [nfsExport.server.host],
+    path: nfsExport.folder,
     way: {
       client: 'built-in',
-      addresses: [it.server.host],
-      port: it.server.nfsPort,
+      addresses: [nfsExport.server.host],
+      port: nfsExport.server.nfsPort,
       mountPort: undefined,
-      root: Buffer.from(it.directory).toString('base64'),
+      root: Buffer.from(nfsExport.directory).toString('base64'),
       connections: 1,
       sourcePorts: undefined,
       tls: undefined,
@@ -61,15 +61,15 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
   });
 
   /** As `stowage up` configures them. Counts the calls of `onMountsLost`. */
-  function agent(stuckMs: number, time: Clock = clock) {
-    const ground = createScratchFolder();
-    const folder = (name: string): string => join(ground.folder, name);
+  function startAgent(stuckMs: number, agentClock: Clock = clock) {
+    const scratch = createScratchFolder();
+    const folder = (name: string): string => join(scratch.folder, name);
     for (const name of ['keepers', 'mounts']) mkdirSync(folder(name));
-    const { scope } = ground;
+    const { scope } = scratch;
     const lostMounts = { times: 0 };
     const abandoned: AbandonedKeeper[] = [];
     const keepers = createKeepers({
-      clock: time,
+      clock: agentClock,
       log: scope.log,
       folder: folder('keepers'),
       version: 'test',
@@ -83,16 +83,16 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
       closeSync(fd);
       return pid;
     };
-    const stopped: number[] = [];
-    const stop = (pid: number): void => {
-      stopped.push(pid);
+    const stoppedPids: number[] = [];
+    const stopProcess = (pid: number): void => {
+      stoppedPids.push(pid);
       process.kill(pid, 'SIGSTOP');
     };
-    const mounts = createRun(clock, undefined, ground.folder);
+    const mounts = createRunProgram(clock, undefined, scratch.folder);
     const mounter = createLinuxMounter({
       clock,
       run: mounts,
-      forbidden: () => [],
+      forbiddenFolders: () => [],
       storeRoots: () => [],
     });
     const client = createNfsClient({
@@ -104,38 +104,39 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
       accessPath: createPathAccess(clock),
       readTable: createTableReader(),
     });
-    const places: string[] = [];
-    const place = (): string => {
-      const at = join(folder('mounts'), newVolumeId());
-      const guarding = startUnmountWatchdog(at);
-      onTestFinished(() => guarding[Symbol.dispose]());
-      places.push(at);
-      return at;
+    const mountPoints: string[] = [];
+    const newMountPoint = (): string => {
+      const mountPoint = join(folder('mounts'), newVolumeId());
+      const watchdog = startUnmountWatchdog(mountPoint);
+      onTestFinished(() => watchdog[Symbol.dispose]());
+      mountPoints.push(mountPoint);
+      return mountPoint;
     };
     const state = async (): Promise<KeeperState | undefined> => (await keepers.status(unending))[0]?.state;
     onTestFinished(async () => {
-      for (const pid of stopped) goOn(pid);
-      for (const at of places) await run('umount', ['--force', '--lazy', at]).catch(() => undefined);
+      for (const pid of stoppedPids) continueProcess(pid);
+      for (const mountPoint of mountPoints)
+        await run('umount', ['--force', '--lazy', mountPoint]).catch(() => undefined);
       await eventually(state, (found) => (found?.mounts ?? 0) === 0);
       await keepers.endIdle(unending);
       await keepers[Symbol.asyncDispose]();
-      ground[Symbol.dispose]();
+      scratch[Symbol.dispose]();
     });
     return {
       client,
-      at: place(),
-      place,
+      mountPoint: newMountPoint(),
+      place: newMountPoint,
       state,
       lostMounts,
       abandoned,
       keeperPid,
-      stop,
+      stop: stopProcess,
       scope,
       folder: folder('keepers'),
     };
   }
 
-  function goOn(pid: number): void {
+  function continueProcess(pid: number): void {
     try {
       process.kill(pid, 'SIGCONT');
     } catch {
@@ -144,135 +145,140 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
   }
 
   /** A program that reads the file; resolves with its output. */
-  function reader(at: string): { readonly isWaiting: () => boolean; readonly said: Promise<string> } {
-    const child = spawn('cat', [join(at, 'file')], { stdio: ['ignore', 'pipe', 'pipe'] });
+  function startReader(mountPoint: string): { readonly isWaiting: () => boolean; readonly output: Promise<string> } {
+    const child = spawn('cat', [join(mountPoint, 'file')], { stdio: ['ignore', 'pipe', 'pipe'] });
     const text: string[] = [];
     for (const stream of [child.stdout, child.stderr]) stream.on('data', (data) => text.push(String(data)));
     const isWaiting = (): boolean => child.exitCode === null;
-    return { isWaiting, said: once(child, 'close').then(() => text.join('')) };
+    return { isWaiting, output: once(child, 'close').then(() => text.join('')) };
   }
 
-  const optionsOf = (at: string): string =>
+  const optionsOf = (mountPoint: string): string =>
     readFileSync('/proc/self/mountinfo', 'utf8')
       .split('\n')
-      .findLast((line) => line.split(' ')[4] === at) ?? '';
+      .findLast((line) => line.split(' ')[4] === mountPoint) ?? '';
 
-  const whole = (state: KeeperState | undefined): boolean => state?.active?.ready === true && state.standby !== null;
+  const isComplete = (state: KeeperState | undefined): boolean =>
+    state?.active?.ready === true && state.standby !== null;
 
   test("a mount keeps its keeper although its store's options have changed", { timeout: 60_000 }, async () => {
-    const { client, at, state, scope } = agent(10_000);
-    writeFileSync(it.on('file'), 'data');
-    await client.stage(source(), targetAt(at), scope);
-    const file = await open(join(at, 'file'), 'r+');
+    const { client, mountPoint, state, scope } = startAgent(10_000);
+    writeFileSync(nfsExport.on('file'), 'data');
+    await client.stage(source(), targetAt(mountPoint), scope);
+    const file = await open(join(mountPoint, 'file'), 'r+');
     onTestFinished(() => file.close());
     const { way, ...rest } = source();
     const changed = { ...rest, way: { ...way, sourcePorts: 'privileged' as const } };
-    await client.stage(changed, targetAt(at), scope);
-    expect(await client.findDeadMounts?.([{ source: changed, target: targetAt(at) }], scope)).toEqual([]);
+    await client.stage(changed, targetAt(mountPoint), scope);
+    expect(await client.findDeadMounts?.([{ source: changed, target: targetAt(mountPoint) }], scope)).toEqual([]);
     await file.write('DATA', 0);
-    await client.flush?.(changed, targetAt(at), scope);
-    expect(readFileSync(it.on('file'), 'utf8')).toBe('DATA');
+    await client.flush?.(changed, targetAt(mountPoint), scope);
+    expect(readFileSync(nfsExport.on('file'), 'utf8')).toBe('DATA');
     expect((await state())?.mounts).toBe(1);
   });
 
   test('permissions of a mount with squash=all are checked by the data path only, also after a restart of either', {
     timeout: 60_000,
   }, async () => {
-    const { client, at, place, state, scope } = agent(10_000);
-    const usual = place();
+    const { client, mountPoint, place, state, scope } = startAgent(10_000);
+    const unsquashedMount = place();
     const { way, ...rest } = source();
-    const flat = { ...rest, way: { ...way, squash: 'all', uid: 1000, gid: 1000 } as const };
-    await it.nfs.setattr(it.directory, { uid: 1000, gid: 1000, mode: 0o700 });
-    const as = (uid: number, script: string) =>
-      run('setpriv', ['--reuid', `${uid}`, '--regid', `${uid}`, '--clear-groups', 'sh', '-ec', script], { cwd: at });
-    const isUsed = async (): Promise<void> => {
-      await as(165_536, 'umask 077; echo text > file; chmod 400 file');
-      expect((await as(166_536, 'cat file')).stdout).toBe('text\n');
-      await expect(as(166_536, 'echo more >> file')).rejects.toThrow('Permission denied');
-      await as(166_536, 'rm -f file');
+    const squashedSource = { ...rest, way: { ...way, squash: 'all', uid: 1000, gid: 1000 } as const };
+    await nfsExport.nfs.setattr(nfsExport.directory, { uid: 1000, gid: 1000, mode: 0o700 });
+    const runAs = (uid: number, script: string) =>
+      run('setpriv', ['--reuid', `${uid}`, '--regid', `${uid}`, '--clear-groups', 'sh', '-ec', script], {
+        cwd: mountPoint,
+      });
+    const expectServerChecks = async (): Promise<void> => {
+      await runAs(165_536, 'umask 077; echo text > file; chmod 400 file');
+      expect((await runAs(166_536, 'cat file')).stdout).toBe('text\n');
+      await expect(runAs(166_536, 'echo more >> file')).rejects.toThrow('Permission denied');
+      await runAs(166_536, 'rm -f file');
     };
-    await client.stage(flat, targetAt(at), scope);
-    await client.stage(source(), targetAt(usual), scope);
-    expect([optionsOf(at), optionsOf(usual)].map((all) => all.includes('default_permissions'))).toEqual([false, true]);
-    await isUsed();
-    const { active, takeovers } = (await eventually(state, whole)) as KeeperState;
+    await client.stage(squashedSource, targetAt(mountPoint), scope);
+    await client.stage(source(), targetAt(unsquashedMount), scope);
+    expect(
+      [optionsOf(mountPoint), optionsOf(unsquashedMount)].map((all) => all.includes('default_permissions')),
+    ).toEqual([false, true]);
+    await expectServerChecks();
+    const { active, takeovers } = (await eventually(state, isComplete)) as KeeperState;
     process.kill(active?.pid ?? 0, 'SIGKILL');
     await eventually(state, (found) => (found?.takeovers ?? 0) > takeovers);
-    await isUsed();
-    await client.unstage(flat, targetAt(at), scope, { force: true });
-    await client.stage(flat, targetAt(at), scope);
-    await isUsed();
+    await expectServerChecks();
+    await client.unstage(squashedSource, targetAt(mountPoint), scope, { force: true });
+    await client.stage(squashedSource, targetAt(mountPoint), scope);
+    await expectServerChecks();
   });
 
-  test('ends all mounts that have no serving data path when the time is up', { timeout: 60_000 }, async () => {
+  test('ends all mounts that have had no serving data path until the timeout', { timeout: 60_000 }, async () => {
     const time = createSkippingClock();
-    const { client, at, place, state, lostMounts, abandoned, stop, scope } = agent(10_000, time);
-    writeFileSync(it.on('file'), 'data');
+    const { client, mountPoint, place, state, lostMounts, abandoned, stop, scope } = startAgent(10_000, time);
+    writeFileSync(nfsExport.on('file'), 'data');
     // Only the keeper still knows this mount.
     const other = place();
-    for (const each of [at, other]) await client.stage(source(), targetAt(each), scope);
+    for (const path of [mountPoint, other]) await client.stage(source(), targetAt(path), scope);
     const file = await open(join(other, 'file'), 'r');
     onTestFinished(() => file.close().catch(() => undefined));
     await run('umount', ['--lazy', other]);
-    const { active, standby } = (await eventually(state, whole)) ?? expect.fail();
+    const { active, standby } = (await eventually(state, isComplete)) ?? expect.fail();
     // The next data path is stopped before it serves. The keeper needs five seconds to notice.
     stop(standby?.pid ?? 0);
     process.kill(active?.pid ?? 0, 'SIGKILL');
     await eventually(state, (found) => found?.active?.pid === standby?.pid);
-    const waits = reader(at);
-    expect(await client.findDeadMounts?.([{ source: source(), target: targetAt(at) }], scope)).toEqual([]);
-    expect(waits.isWaiting()).toBe(true);
+    const blockedReader = startReader(mountPoint);
+    expect(await client.findDeadMounts?.([{ source: source(), target: targetAt(mountPoint) }], scope)).toEqual([]);
+    expect(blockedReader.isWaiting()).toBe(true);
     time.skip(11_000);
-    expect(await waits.said).toMatch(/abort|not connected/);
+    expect(await blockedReader.output).toMatch(/abort|not connected/);
     await expect(file.read(Buffer.alloc(4), 0, 4, 0)).rejects.toThrow(/ENOTCONN|ECONNABORTED/);
-    const told = { keeper: 'host', why: 'no data path serves the mounts' };
+    const expectedReport = { keeper: 'host', why: 'no data path serves the mounts' };
     await eventually(
       () => abandoned,
       ([first]) => first?.mounts?.length === 2,
     );
-    expect(abandoned).toEqual([expect.objectContaining(told)]);
-    // It has answered, and is about to end.
+    expect(abandoned).toEqual([expect.objectContaining(expectedReport)]);
+    // The keeper has answered the request to end, and is about to end.
     await eventually(
-      () => client.findDeadMounts?.([{ source: source(), target: targetAt(at) }], scope).catch(() => []),
-      (dead) => dead?.[0] === at,
+      () => client.findDeadMounts?.([{ source: source(), target: targetAt(mountPoint) }], scope).catch(() => []),
+      (dead) => dead?.[0] === mountPoint,
     );
     expect(lostMounts.times).toBeGreaterThan(0);
-    await client.stage(source(), targetAt(at), scope);
-    expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
-    expect((await eventually(state, whole))?.mounts).toBe(1);
-    expect(await client.findDeadMounts?.([{ source: source(), target: targetAt(at) }], scope)).toEqual([]);
+    await client.stage(source(), targetAt(mountPoint), scope);
+    expect((await run('cat', [join(mountPoint, 'file')], { timeout: 20_000 })).stdout).toBe('data');
+    expect((await eventually(state, isComplete))?.mounts).toBe(1);
+    expect(await client.findDeadMounts?.([{ source: source(), target: targetAt(mountPoint) }], scope)).toEqual([]);
   });
 
   test('a data path whose keeper was killed keeps serving, and gets another keeper', { timeout: 60_000 }, async () => {
-    const { client, at, state, lostMounts, keeperPid, scope } = agent(10_000);
-    writeFileSync(it.on('file'), 'data');
-    await client.stage(source(), targetAt(at), scope);
-    const { active } = (await eventually(state, whole)) ?? expect.fail();
-    const file = await open(join(at, 'file'), 'r');
+    const { client, mountPoint, state, lostMounts, keeperPid, scope } = startAgent(10_000);
+    writeFileSync(nfsExport.on('file'), 'data');
+    await client.stage(source(), targetAt(mountPoint), scope);
+    const { active } = (await eventually(state, isComplete)) ?? expect.fail();
+    const file = await open(join(mountPoint, 'file'), 'r');
     onTestFinished(() => file.close());
-    const before = keeperPid();
-    process.kill(before, 'SIGKILL');
+    const killedPid = keeperPid();
+    process.kill(killedPid, 'SIGKILL');
     await eventually(
       () => lostMounts.times,
       (times) => times > 0,
     );
-    expect(await client.findDeadMounts?.([{ source: source(), target: targetAt(at) }], scope)).toEqual([]);
-    await client.stage(source(), targetAt(at), scope);
+    expect(await client.findDeadMounts?.([{ source: source(), target: targetAt(mountPoint) }], scope)).toEqual([]);
+    await client.stage(source(), targetAt(mountPoint), scope);
     expect((await file.read({ buffer: Buffer.alloc(4) })).buffer.toString()).toBe('data');
-    expect(keeperPid()).not.toBe(before);
+    expect(keeperPid()).not.toBe(killedPid);
     expect((await state())?.active?.pid).toBe(active?.pid);
   });
 
   test('kills a keeper that does not answer, and its data path gets another one', { timeout: 60_000 }, async () => {
-    const { client, at, state, abandoned, keeperPid, stop, scope } = agent(10_000);
-    writeFileSync(it.on('file'), 'data');
-    await client.stage(source(), targetAt(at), scope);
-    const { active } = (await eventually(state, whole)) ?? expect.fail();
-    const file = await open(join(at, 'file'), 'r');
+    const { client, mountPoint, state, abandoned, keeperPid, stop, scope } = startAgent(10_000);
+    writeFileSync(nfsExport.on('file'), 'data');
+    await client.stage(source(), targetAt(mountPoint), scope);
+    const { active } = (await eventually(state, isComplete)) ?? expect.fail();
+    const file = await open(join(mountPoint, 'file'), 'r');
     onTestFinished(() => file.close());
     stop(keeperPid());
     expect(await state()).toBeUndefined();
-    expect((await eventually(state, whole))?.active?.pid).toBe(active?.pid);
+    expect((await eventually(state, isComplete))?.active?.pid).toBe(active?.pid);
     expect((await file.read({ buffer: Buffer.alloc(4) })).buffer.toString()).toBe('data');
     expect(abandoned).toEqual([{ keeper: 'host', why: 'the keeper no longer answers', mounts: undefined }]);
   });
@@ -280,62 +286,62 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
   test('no application waits forever if the keeper hangs and its data path is gone', {
     timeout: 60_000,
   }, async () => {
-    const { client, at, state, lostMounts, keeperPid, stop, scope } = agent(10_000);
-    writeFileSync(it.on('file'), 'data');
-    await client.stage(source(), targetAt(at), scope);
-    const { active } = (await eventually(state, whole)) ?? expect.fail();
+    const { client, mountPoint, state, lostMounts, keeperPid, stop, scope } = startAgent(10_000);
+    writeFileSync(nfsExport.on('file'), 'data');
+    await client.stage(source(), targetAt(mountPoint), scope);
+    const { active } = (await eventually(state, isComplete)) ?? expect.fail();
     stop(keeperPid());
     process.kill(active?.pid ?? 0, 'SIGKILL');
-    const waits = reader(at);
+    const waits = startReader(mountPoint);
     using limit = clock.deadline(10_000, unending);
-    const unknown = { reason: 'data-path-unavailable' };
-    await expect(client.flush?.(source(), targetAt(at), { ...scope, signal: limit.signal })).rejects.toMatchObject(
-      unknown,
-    );
+    const unavailable = { reason: 'data-path-unavailable' };
+    await expect(
+      client.flush?.(source(), targetAt(mountPoint), { ...scope, signal: limit.signal }),
+    ).rejects.toMatchObject(unavailable);
     expect(lostMounts.times).toBe(0);
-    expect(await waits.said).toMatch(/abort|not connected/);
+    expect(await waits.output).toMatch(/abort|not connected/);
     await eventually(
       () => lostMounts.times,
       (times) => times > 0,
     );
-    expect(await client.findDeadMounts?.([{ source: source(), target: targetAt(at) }], scope)).toEqual([at]);
-    await client.stage(source(), targetAt(at), scope);
-    expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
+    expect(await client.findDeadMounts?.([{ source: source(), target: targetAt(mountPoint) }], scope)).toEqual([mountPoint]);
+    await client.stage(source(), targetAt(mountPoint), scope);
+    expect((await run('cat', [join(mountPoint, 'file')], { timeout: 20_000 })).stdout).toBe('data');
   });
 
   test('an unreachable keeper does not affect the mounts of other keepers', {
     timeout: 60_000,
   }, async () => {
-    const { client, at, state, keeperPid, folder, scope } = agent(10_000);
-    writeFileSync(it.on('file'), 'data');
-    await client.stage(source(), targetAt(at), scope);
-    const { active, standby } = (await eventually(state, whole)) ?? expect.fail();
+    const { client, mountPoint, state, keeperPid, folder, scope } = startAgent(10_000);
+    writeFileSync(nfsExport.on('file'), 'data');
+    await client.stage(source(), targetAt(mountPoint), scope);
+    const { active, standby } = (await eventually(state, isComplete)) ?? expect.fail();
     // Its data path lives, but its network is gone, so the keeper cannot be restarted.
     mkdirSync(join(folder, 'net-deadbeef'), { mode: 0o700 });
     writeFileSync(join(folder, 'net-deadbeef.json'), JSON.stringify({ network: 'gone', privilegedPorts: false }));
-    const presence = holdServingLock(join(folder, 'net-deadbeef', 'sock'), clock);
-    onTestFinished(() => presence[Symbol.dispose]());
+    const servingLock = holdServingLock(join(folder, 'net-deadbeef', 'sock'), clock);
+    onTestFinished(() => servingLock[Symbol.dispose]());
     for (const pid of [keeperPid(), active?.pid ?? 0, standby?.pid ?? 0]) process.kill(pid, 'SIGKILL');
     await eventually(
-      () => client.findDeadMounts?.([{ source: source(), target: targetAt(at) }], scope).catch(() => []),
-      (dead) => dead?.[0] === at,
+      () => client.findDeadMounts?.([{ source: source(), target: targetAt(mountPoint) }], scope).catch(() => []),
+      (dead) => dead?.[0] === mountPoint,
     );
-    await client.stage(source(), targetAt(at), scope);
-    expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
+    await client.stage(source(), targetAt(mountPoint), scope);
+    expect((await run('cat', [join(mountPoint, 'file')], { timeout: 20_000 })).stdout).toBe('data');
   });
 
   test('keeps mounts whose data path serves in time', { timeout: 60_000 }, async () => {
-    const { client, at, state, lostMounts, stop, scope } = agent(10_000);
-    writeFileSync(it.on('file'), 'data');
-    await client.stage(source(), targetAt(at), scope);
-    const { active, standby } = (await eventually(state, whole)) ?? expect.fail();
+    const { client, mountPoint, state, lostMounts, stop, scope } = startAgent(10_000);
+    writeFileSync(nfsExport.on('file'), 'data');
+    await client.stage(source(), targetAt(mountPoint), scope);
+    const { active, standby } = (await eventually(state, isComplete)) ?? expect.fail();
     stop(standby?.pid ?? 0);
     process.kill(active?.pid ?? 0, 'SIGKILL');
-    expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
-    await eventually(state, whole);
+    expect((await run('cat', [join(mountPoint, 'file')], { timeout: 20_000 })).stdout).toBe('data');
+    await eventually(state, isComplete);
     expect([
       lostMounts.times,
-      await client.findDeadMounts?.([{ source: source(), target: targetAt(at) }], scope),
+      await client.findDeadMounts?.([{ source: source(), target: targetAt(mountPoint) }], scope),
     ]).toEqual([0, []]);
   });
 });

@@ -7,18 +7,18 @@ import type { Log } from '#base/log.ts';
 import type { KeeperClient } from '#keeper/keeper-client.ts';
 import { KeeperError, type KeeperState } from '#keeper/protocol.ts';
 import { createIdleKeepers } from './idle-keepers.ts';
-import { endingMark } from './keeper-container.ts';
+import { stopRequestedFile } from './keeper-container.ts';
 import { keeperFailure } from './keeper-errors.ts';
 import type { KeeperKind } from './keeper-kind.ts';
 import type { KeeperPlacementOptions } from './keeper-placement.ts';
 import { createKeeperReplacement } from './keeper-replacement.ts';
-import { createKeeperStarter, type KeeperStarter, usualKeeper } from './keeper-starter.ts';
+import { createKeeperStarter, defaultKeeperName, type KeeperStarter } from './keeper-starter.ts';
 import type { AbandonedKeeper } from './keeper-termination.ts';
-import { checkReach, type KnownKeeper, mountsOf, stateOf } from './known-keeper.ts';
+import { type KnownKeeper, mountsOf, requireReachable, stateOf } from './known-keeper.ts';
 import { createKnownKeepers, type KnownKeepers } from './known-keepers.ts';
 
 export interface UsedKeeper extends KeeperClient {
-  /** It has had no serving data path for so long that callers should stop waiting for one. */
+  /** The keeper has had no serving data path for so long that callers should stop waiting for one. */
   readonly isStuck: boolean;
 }
 
@@ -36,23 +36,23 @@ export interface Keepers extends AsyncDisposable {
    * Calls `work` with the keeper that has the mount: the keeper of that kind, or another one if the store's options have changed since.
    * Undefined: no keeper has it. Throws if the keeper of that kind cannot be asked; failures of the others are ignored.
    */
-  holding<T>(
+  useHolder<T>(
     mount: string,
     kind: KeeperKind,
     signal: AbortSignal,
     work: (keeper: UsedKeeper) => Promise<T>,
   ): Promise<T | undefined>;
   /** The mounts with this prefix that a keeper has, even if they are no longer in the mount table. */
-  serving(prefix: string, signal: AbortSignal): Promise<readonly string[]>;
-  /** The problem of the keeper of that kind. Undefined: nothing, or it does not run. */
-  trouble(kind: KeeperKind, signal: AbortSignal): Promise<string | undefined>;
+  servedMounts(prefix: string, signal: AbortSignal): Promise<readonly string[]>;
+  /** What is wrong with the keeper of that kind. Undefined: it works, or it does not run. */
+  problemOf(kind: KeeperKind, signal: AbortSignal): Promise<string | undefined>;
   /** All keepers: those in use, and those that an earlier process started. */
   status(signal: AbortSignal): Promise<readonly KeeperStatus[]>;
   /** Replaces keepers and data paths with those of this program's version, while mounts are in use. */
   upgrade(signal: AbortSignal): Promise<readonly KeeperStatus[]>;
   /** Ends keepers that have been idle since the last call, and replaces those that run in the wrong place. */
-  tidy(signal: AbortSignal): Promise<void>;
-  /** Keeper containers were asked to stop. Only the engine does that, when it stops all containers. */
+  runMaintenance(signal: AbortSignal): Promise<void>;
+  /** Whether the engine asked keeper containers to stop. It does so only when it stops all containers. */
   areEnding(): boolean;
   /** Ends idle keepers. */
   endIdle(signal: AbortSignal): Promise<void>;
@@ -73,7 +73,7 @@ export interface KeepersOptions {
   /** For external keepers: how long the mounts of a killed keeper wait for the next one. Default: six minutes. */
   readonly keeperWaitMs?: number;
   /** Default: networks are namespaces themselves. */
-  readonly find?: FindNamespace;
+  readonly findNamespace?: FindNamespace;
   /** Default: keepers are processes beside this one. */
   readonly placement?: KeeperPlacementOptions;
 }
@@ -86,11 +86,11 @@ const defaultKeeperWaitMs = 360_000;
 export function createKeepers(options: KeepersOptions): Keepers {
   const { clock, log, folder, version, onMountsLost, onAbandoned, stuckMs = defaultStuckMs } = options;
   const { keeperWaitMs = defaultKeeperWaitMs } = options;
-  const { find, placement } = options;
-  const starter = createKeeperStarter({ clock, log, folder, version, find, placement });
+  const { findNamespace, placement } = options;
+  const starter = createKeeperStarter({ clock, log, folder, version, findNamespace, placement });
   const { socketOf } = starter;
-  /** Marks that are older than this process: a keeper that started again removes its mark, one that did not leaves it. */
-  const existingMarks = marksIn(folder);
+  /** The marks from before this process started. A keeper that restarts removes its mark; the mark of any other keeper stays. */
+  const initialMarks = marksIn(folder);
   const known = createKnownKeepers({
     clock,
     log,
@@ -103,9 +103,9 @@ export function createKeepers(options: KeepersOptions): Keepers {
     onAbandoned,
   });
   void starter
-    .prepare()
+    .createExternalFolder()
     .catch((cause: unknown) => log.error('failed to create the folder of the keepers', { folder, why: String(cause) }));
-  const { running, isStuck } = known;
+  const { listRunning, isStuck } = known;
   const replacement = createKeeperReplacement({ log, known, starter });
   const idle = createIdleKeepers({ clock, log, known, starter, replacement });
 
@@ -121,22 +121,22 @@ export function createKeepers(options: KeepersOptions): Keepers {
     client: () => Promise<KeeperClient>,
     work: (keeper: UsedKeeper) => Promise<T>,
   ): Promise<T> {
-    keeper.users++;
+    keeper.useCount++;
     keeper.idleRounds = 0;
     try {
-      checkReach(keeper);
+      requireReachable(keeper);
       return await work({ ...(await client()), isStuck: isStuck(keeper) });
     } catch (cause) {
       signal.throwIfAborted();
       throw keeperFailure(cause, dirname(socketOf(keeper.name)));
     } finally {
-      keeper.users--;
+      keeper.useCount--;
     }
   }
 
   return {
     use: (kind, signal, work) => {
-      const keeper = known.of(nameOf(kind));
+      const keeper = known.getOrCreate(keeperName(kind));
       const client = async (): Promise<KeeperClient> => {
         // When an engine restarts it creates its networks again; don't make this mount wait for the next maintenance pass.
         if (kind.network !== undefined && keeper.client !== undefined)
@@ -145,10 +145,10 @@ export function createKeepers(options: KeepersOptions): Keepers {
       };
       return withKeeper(keeper, signal, client, work);
     },
-    holding: async (mount, kind, signal, work) => {
+    useHolder: async (mount, kind, signal, work) => {
       const keeper = await holderOf(mount, kind, { known, clock }, signal).catch((cause: unknown) => {
         signal.throwIfAborted();
-        throw keeperFailure(cause, dirname(socketOf(nameOf(kind))));
+        throw keeperFailure(cause, dirname(socketOf(keeperName(kind))));
       });
       if (keeper === undefined) return undefined;
       const client = async (): Promise<KeeperClient> => {
@@ -157,22 +157,22 @@ export function createKeepers(options: KeepersOptions): Keepers {
       };
       return await withKeeper(keeper, signal, client, work);
     },
-    serving: async (prefix, signal) => {
+    servedMounts: async (prefix, signal) => {
       // Skips keepers that do not answer: their volumes are remounted elsewhere, or hang.
-      const each = (await running(signal)).map((keeper) =>
+      const mountLists = (await listRunning(signal)).map((keeper) =>
         mountsOf(keeper, clock, signal).catch((): readonly string[] => []),
       );
-      return (await Promise.all(each)).flat().filter((mount) => mount.startsWith(prefix));
+      return (await Promise.all(mountLists)).flat().filter((mount) => mount.startsWith(prefix));
     },
-    trouble: async (kind, signal) => {
-      const keeper = await known.runningOf(nameOf(kind), signal);
+    problemOf: async (kind, signal) => {
+      const keeper = await known.findRunning(keeperName(kind), signal);
       const state = keeper && (await stateOf(keeper, clock, signal));
       if (state === undefined) return keeper && 'the client that serves the mount does not answer';
       return state.doing === 'failing' ? 'the client that serves the mount keeps crashing' : undefined;
     },
-    status: async (signal) => Promise.all((await running(signal)).map((keeper) => statusOf(keeper, signal))),
+    status: async (signal) => Promise.all((await listRunning(signal)).map((keeper) => statusOf(keeper, signal))),
     upgrade: async (signal) => {
-      const all = await running(signal);
+      const all = await listRunning(signal);
       const failures: unknown[] = [];
       // A keeper that cannot be replaced must not prevent the replacement of the others.
       for (const keeper of all)
@@ -180,9 +180,9 @@ export function createKeepers(options: KeepersOptions): Keepers {
       if (failures.length > 0) throw failures[0];
       return Promise.all(all.map((keeper) => statusOf(keeper, signal)));
     },
-    tidy: idle.tidy,
+    runMaintenance: idle.runMaintenance,
     endIdle: idle.endIdle,
-    areEnding: () => [...marksIn(folder)].some(([mark, madeAt]) => existingMarks.get(mark) !== madeAt),
+    areEnding: () => [...marksIn(folder)].some(([mark, madeAt]) => initialMarks.get(mark) !== madeAt),
     [Symbol.asyncDispose]: async () => known[Symbol.dispose](),
   };
 }
@@ -194,20 +194,21 @@ async function holderOf(
   { known, clock }: { readonly known: KnownKeepers; readonly clock: Clock },
   signal: AbortSignal,
 ): Promise<KnownKeeper | undefined> {
-  const has = async (keeper: KnownKeeper): Promise<boolean> => (await mountsOf(keeper, clock, signal)).includes(mount);
+  const hasMount = async (keeper: KnownKeeper): Promise<boolean> =>
+    (await mountsOf(keeper, clock, signal)).includes(mount);
   const ownKeeper = async (): Promise<readonly [KnownKeeper | undefined, boolean]> => {
-    const keeper = await known.runningOf(nameOf(kind), signal);
-    return [keeper, keeper !== undefined && (await has(keeper))];
+    const keeper = await known.findRunning(keeperName(kind), signal);
+    return [keeper, keeper !== undefined && (await hasMount(keeper))];
   };
-  // A keeper that was just ending has left a data path or nothing; the second call sees which.
+  // If the keeper ended during the first call, the second call finds its data path, or nothing.
   const [own, isHolder] = await ownKeeper().catch((cause: unknown) => {
     if (isGone(cause)) return ownKeeper();
     throw cause;
   });
-  // This is the usual case. The other keepers, and what may be wrong with them, don't matter then.
+  // The usual case: problems of other keepers don't matter.
   if (isHolder) return own;
-  const others = (await known.running(signal)).filter((keeper) => keeper !== own);
-  const found = await Promise.all(others.map((keeper) => has(keeper).catch(() => false)));
+  const others = (await known.listRunning(signal)).filter((keeper) => keeper !== own);
+  const found = await Promise.all(others.map((keeper) => hasMount(keeper).catch(() => false)));
   signal.throwIfAborted();
   return others.find((_, at) => found[at]);
 }
@@ -219,7 +220,7 @@ async function connectOrStart(
   { known, starter }: { readonly known: KnownKeepers; readonly starter: KeeperStarter },
   signal: AbortSignal,
 ): Promise<KeeperClient> {
-  using _ = await known.opening.hold([keeper.name], signal);
+  using _ = await known.keeperLocks.hold([keeper.name], signal);
   const current = keeper.client ?? (await known.connect(keeper));
   if (current !== undefined) return current;
   await starter.start(keeper.name, kind, signal);
@@ -231,15 +232,15 @@ async function connectOrStart(
 const isGone = (cause: unknown): boolean => cause instanceof KeeperError && cause.reason === 'gone';
 
 /** The name must be short: the length of a socket path is limited. */
-export function nameOf({ network, privilegedPorts }: KeeperKind): string {
-  const where =
-    network === undefined ? usualKeeper : `net-${createHash('sha256').update(network).digest('hex').slice(0, 8)}`;
-  return privilegedPorts ? `${where}-low` : where;
+export function keeperName({ network, privilegedPorts }: KeeperKind): string {
+  const networkName =
+    network === undefined ? defaultKeeperName : `net-${createHash('sha256').update(network).digest('hex').slice(0, 8)}`;
+  return privilegedPorts ? `${networkName}-low` : networkName;
 }
 
 /** The marks of containers that were asked to stop, each with its modification time. */
 function marksIn(folder: string): ReadonlyMap<string, number> {
-  const marks = globSync(join('*', endingMark), { cwd: folder });
+  const marks = globSync(join('*', stopRequestedFile), { cwd: folder });
   const stats = marks.map((mark) => [mark, statSync(join(folder, mark), { throwIfNoEntry: false })?.mtimeMs] as const);
   return new Map(stats.flatMap(([mark, madeAt]) => (madeAt === undefined ? [] : [[mark, madeAt] as const])));
 }

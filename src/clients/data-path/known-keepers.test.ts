@@ -14,7 +14,7 @@ import { mountsOf } from './known-keeper.ts';
 import { createKnownKeepers } from './known-keepers.ts';
 
 const unending = new AbortController().signal;
-const troubled: KeeperState = {
+const unservedState: KeeperState = {
   doing: 'taking over',
   active: null,
   standby: null,
@@ -28,13 +28,13 @@ const troubled: KeeperState = {
 };
 
 describe.skipIf(needs('linux'))('known keepers', () => {
-  test('a keeper that has just replaced another one gets the full time to serve, whatever the other one used up', async () => {
+  test('a keeper that has just replaced another one gets the full timeout, however long its predecessor served nothing', async () => {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-known-'));
     const clock = createFakeClock();
     const socketOf = (name: string): string => join(folder, name, 'sock');
     const abandoned: AbandonedKeeper[] = [];
     const connections: Connection[] = [];
-    const door = listenForPeers({
+    const server = listenForPeers({
       path: socketOf('host'),
       clock,
       log: silentLog(),
@@ -43,7 +43,7 @@ describe.skipIf(needs('linux'))('known keepers', () => {
         connection.handle({
           accepts: ['hello', 'list', 'end'],
           message: (message) => {
-            if (message.kind === 'hello') connection.send({ kind: 'state', ask: 0, state: troubled });
+            if (message.kind === 'hello') connection.send({ kind: 'state', ask: 0, state: unservedState });
             else if (message.kind === 'list')
               connection.send({ kind: 'listed', ask: message.ask, mounts: ['m'], more: false });
             else connection.send({ kind: 'done', ask: message.ask });
@@ -66,42 +66,42 @@ describe.skipIf(needs('linux'))('known keepers', () => {
         restart: () => expect.fail(),
         areExternal: false,
         user: async () => 0,
-        prepare: () => expect.fail(),
-        clear: () => expect.fail(),
+        createExternalFolder: () => expect.fail(),
+        removeEndedContainers: () => expect.fail(),
         kill: () => expect.fail(),
         isMisplaced: () => expect.fail(),
       },
       onAbandoned: (what) => void abandoned.push(what),
     });
     onTestFinished(() => {
-      for (const each of [known, door]) each[Symbol.dispose]();
+      for (const disposable of [known, server]) disposable[Symbol.dispose]();
       for (const connection of connections) connection.close();
       rmSync(folder, { recursive: true });
     });
-    const keeper = known.of('host');
-    const since = (at: number) =>
+    const keeper = known.getOrCreate('host');
+    const waitForUnservedSince = (at: number) =>
       eventually(
-        () => keeper.troubledSince,
+        () => keeper.unservedSince,
         (found) => found === at,
       );
-    const before = await known.connect(keeper);
-    await since(0);
+    const previousClient = await known.connect(keeper);
+    await waitForUnservedSince(0);
     clock.advance(1_999);
     // As during an upgrade.
     known.forget(keeper);
-    before?.[Symbol.dispose]();
+    previousClient?.[Symbol.dispose]();
     await known.connect(keeper);
-    await since(1_999);
+    await waitForUnservedSince(1_999);
     clock.advance(1_001);
     expect([known.isStuck(keeper), await mountsOf(keeper, clock, unending)]).toEqual([false, ['m']]);
     expect(abandoned).toEqual([]);
-    // It recovers for a moment: after that the time starts again.
-    for (const state of [{ ...troubled, mounts: 0 }, troubled])
+    // The keeper recovers for a moment, which restarts the timeout.
+    for (const state of [{ ...unservedState, mounts: 0 }, unservedState])
       connections.at(-1)?.send({ kind: 'state', ask: 0, state });
-    await since(3_000);
+    await waitForUnservedSince(3_000);
     clock.advance(2_500);
     // Ending a keeper takes two requests.
-    for (let asked = 0; asked < 3; asked++) await mountsOf(keeper, clock, unending);
+    for (let request = 0; request < 3; request++) await mountsOf(keeper, clock, unending);
     expect([known.isStuck(keeper), abandoned]).toEqual([true, []]);
     clock.advance(500);
     await eventually(

@@ -20,7 +20,7 @@ export interface KnownKeepersOptions {
   readonly folder: string;
   readonly version: string;
   readonly stuckMs: number;
-  /** How long copies are held without a keeper to give them to. */
+  /** How long to hold the copies while no keeper runs. */
   readonly keeperWaitMs: number;
   readonly starter: KeeperStarter;
   readonly onMountsLost: () => void;
@@ -28,25 +28,25 @@ export interface KnownKeepersOptions {
 }
 
 export interface KnownKeepers extends Disposable {
-  of(name: string): KnownKeeper;
-  /** Held while a keeper of that name is started, connected to or ended. */
-  readonly opening: KeyedLock;
+  getOrCreate(name: string): KnownKeeper;
+  /** Locks by keeper name: held while a keeper is started, connected or ended. */
+  readonly keeperLocks: KeyedLock;
   /** Undefined: no process listens on its socket. */
   connect(keeper: KnownKeeper): Promise<KeeperClient | undefined>;
   /** All running keepers, in use by this process or not. If a data path has lost its keeper, starts another keeper. */
-  running(signal: AbortSignal): Promise<readonly KnownKeeper[]>;
+  listRunning(signal: AbortSignal): Promise<readonly KnownKeeper[]>;
   /** The keeper of that name. Undefined: it does not run. */
-  runningOf(name: string, signal: AbortSignal): Promise<KnownKeeper | undefined>;
+  findRunning(name: string, signal: AbortSignal): Promise<KnownKeeper | undefined>;
   /** Drops the connection: the next one may be to another keeper. */
   forget(keeper: KnownKeeper): void;
   isStuck(keeper: KnownKeeper): boolean;
 }
 
 /** Longer than a keeper waits for a data path that has lost its keeper. */
-const shareMs = 10_000;
+const shareTimeoutMs = 10_000;
 
-/** Undefined: no keeper listens there. */
-function connected(options: Parameters<typeof connectKeeper>[0]): KeeperClient | undefined {
+/** Undefined: no keeper listens on the socket. */
+function tryConnect(options: Parameters<typeof connectKeeper>[0]): KeeperClient | undefined {
   try {
     return connectKeeper(options);
   } catch (cause) {
@@ -58,7 +58,7 @@ function connected(options: Parameters<typeof connectKeeper>[0]): KeeperClient |
 export function createKnownKeepers(options: KnownKeepersOptions): KnownKeepers {
   const { clock, log, folder, version, stuckMs, keeperWaitMs, starter, onMountsLost, onAbandoned } = options;
   const known = new Map<string, KnownKeeper>();
-  const opening = createKeyedLock();
+  const keeperLocks = createKeyedLock();
   const closing = new AbortController();
   const termination = createKeeperTermination({
     clock,
@@ -70,7 +70,7 @@ export function createKnownKeepers(options: KnownKeepersOptions): KnownKeepers {
     signal: closing.signal,
   });
 
-  const of = (name: string): KnownKeeper => {
+  const getOrCreate = (name: string): KnownKeeper => {
     const keeper = known.get(name) ?? newKeeper(name, starter.areExternal ? createDescriptorCopies() : undefined);
     known.set(name, keeper);
     return keeper;
@@ -78,25 +78,25 @@ export function createKnownKeepers(options: KnownKeepersOptions): KnownKeepers {
 
   function forget(keeper: KnownKeeper): void {
     [keeper.client, keeper.liveness, keeper.state, keeper.isOutOfReach] = [undefined, undefined, undefined, false];
-    termination.clearTrouble(keeper);
+    termination.clearUnserved(keeper);
   }
 
   async function connect(keeper: KnownKeeper): Promise<KeeperClient | undefined> {
     const user = await starter.user();
     const { copies } = keeper;
     let lastState: KeeperState | undefined;
-    const stateChanged = (state: KeeperState): void => {
+    const onStateChange = (state: KeeperState): void => {
       lastState = state;
       // Ignore the state of a keeper that was replaced meanwhile.
       if (client === undefined || keeper.client !== client) return;
       const hasLost = state.mounts < (keeper.state?.mounts ?? 0);
       keeper.state = state;
-      termination.watch(keeper, client, state);
+      termination.handleState(keeper, client, state);
       if (hasLost && !closing.signal.aborted) onMountsLost();
     };
-    const closed = (): void => connectionClosed(keeper, client, liveness);
+    const onClosed = (): void => connectionClosed(keeper, client, liveness);
     const path = starter.socketOf(keeper.name);
-    const client = connected({ user, copies, changed: stateChanged, closed, path, clock, version });
+    const client = tryConnect({ user, copies, changed: onStateChange, closed: onClosed, path, clock, version });
     if (client === undefined) return undefined;
     const liveness = createKeeperLiveness({
       clock,
@@ -105,7 +105,7 @@ export function createKnownKeepers(options: KnownKeepersOptions): KnownKeepers {
     });
     if (copies !== undefined) await shareOrClose(client, copies, { keeper: keeper.name, log, clock }, closing.signal);
     [keeper.client, keeper.liveness] = [client, liveness];
-    if (lastState !== undefined) stateChanged(lastState);
+    if (lastState !== undefined) onStateChange(lastState);
     return client;
   }
 
@@ -120,7 +120,7 @@ export function createKnownKeepers(options: KnownKeepersOptions): KnownKeepers {
         clock,
         log,
         keeperWaitMs,
-        opening,
+        keeperLocks,
         connect,
         onMountsLost,
         signal: closing.signal,
@@ -128,11 +128,11 @@ export function createKnownKeepers(options: KnownKeepersOptions): KnownKeepers {
     else onMountsLost();
   }
 
-  async function runningOf(name: string, signal: AbortSignal): Promise<KnownKeeper | undefined> {
-    const keeper = of(name);
+  async function findRunning(name: string, signal: AbortSignal): Promise<KnownKeeper | undefined> {
+    const keeper = getOrCreate(name);
     // Without the lock for a connected keeper, so that callers do not wait for an upgrade.
     if (keeper.client !== undefined) return keeper;
-    using _ = await opening.hold([name], signal);
+    using _ = await keeperLocks.hold([name], signal);
     try {
       const isUsable =
         (await connectOrRestart(keeper, { connect, starter, log }, signal)) || (keeper.copies?.mounts.length ?? 0) > 0;
@@ -144,15 +144,17 @@ export function createKnownKeepers(options: KnownKeepersOptions): KnownKeepers {
   }
 
   return {
-    of,
-    opening,
+    getOrCreate,
+    keeperLocks,
     connect,
     forget,
-    runningOf,
+    findRunning,
     isStuck: termination.isStuck,
-    running: async (signal) => {
+    listRunning: async (signal) => {
       const names = await keeperNames(folder);
-      return (await Promise.all(names.map((name) => runningOf(name, signal)))).filter((keeper) => keeper !== undefined);
+      return (await Promise.all(names.map((name) => findRunning(name, signal)))).filter(
+        (keeper) => keeper !== undefined,
+      );
     },
     [Symbol.dispose]: () => {
       closing.abort();
@@ -173,7 +175,7 @@ async function shareOrClose(
   { keeper, log, clock }: { readonly keeper: string; readonly log: Log; readonly clock: Clock },
   signal: AbortSignal,
 ): Promise<void> {
-  using limit = clock.deadline(shareMs, signal);
+  using limit = clock.deadline(shareTimeoutMs, signal);
   try {
     await shareDescriptors(client, copies, { keeper, log }, limit.signal);
   } catch (cause) {

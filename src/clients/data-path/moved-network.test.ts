@@ -12,35 +12,35 @@ const kind = { network: 'docker:far', privilegedPorts: false };
 describe.skipIf(needs('root', 'netns'))('a keeper of an engine’s network', () => {
   test('follows the network to another namespace, once', { timeout: 60_000 }, async () => {
     await using far = await makeFarNetwork();
-    const ground = createScratchFolder();
+    const scratch = createScratchFolder();
     const keepers = createKeepers({
       clock: systemClock(),
-      log: ground.scope.log,
-      folder: join(ground.folder, 'k'),
+      log: scratch.scope.log,
+      folder: join(scratch.folder, 'k'),
       version: 'test',
       onMountsLost: () => undefined,
       onAbandoned: () => undefined,
-      find: async (network) => (network === 'docker:far' ? `netns:${far.name}` : expect.fail(network)),
+      findNamespace: async (network) => (network === 'docker:far' ? `netns:${far.name}` : expect.fail(network)),
     });
     onTestFinished(async () => {
       await keepers.endIdle(unending);
       await keepers[Symbol.asyncDispose]();
-      ground[Symbol.dispose]();
+      scratch[Symbol.dispose]();
     });
     await keepers.use(kind, unending, async () => undefined);
     // And a data path that waits for it.
-    const before = await far.hasPids(2);
-    await keepers.tidy(unending);
-    expect(await far.hasPids(2)).toEqual(before);
+    const pidsBefore = await far.hasPids(2);
+    await keepers.runMaintenance(unending);
+    expect(await far.hasPids(2)).toEqual(pidsBefore);
 
     await far.removeEnd();
     await far.makeEnd();
     expect(await far.pids()).toEqual([]);
-    await keepers.tidy(unending);
-    const after = await far.hasPids(2);
+    await keepers.runMaintenance(unending);
+    const pidsAfter = await far.hasPids(2);
     expect((await keepers.status(unending)).map(({ state }) => state?.doing)).toEqual(['idle']);
     await keepers.use(kind, unending, async () => undefined);
-    await keepers.tidy(unending);
-    expect(await far.hasPids(2)).toEqual(after);
+    await keepers.runMaintenance(unending);
+    expect(await far.hasPids(2)).toEqual(pidsAfter);
   });
 });

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import type { NfsConnection, Source } from '#core/model.ts';
 import { createNfsClient, type NfsClientParts } from '../kinds/nfs.ts';
-import { specOf } from './nfs-mount-spec.ts';
+import { mountSpecOf } from './nfs-mount-spec.ts';
 
 const way: NfsConnection = {
   client: 'built-in',
@@ -26,78 +26,81 @@ const way: NfsConnection = {
   readOnly: false,
   quota: undefined,
 };
-const sourceBy = (more: Partial<NfsConnection>) =>
+const sourceWith = (more: Partial<NfsConnection>) =>
   ({ kind: 'nfs', hosts: ['nas'], path: '/export/a', way: { ...way, ...more } }) satisfies Source;
 const quota = { bytes: 1024, ledger: 'BAUG' };
 
 test("the spec contains the quota and the node's instance", async () => {
-  expect((await specOf(sourceBy({ quota }), 'this-stowage')).quota).toEqual({ ...quota, host: 'this-stowage' });
-  expect((await specOf(sourceBy({}), 'this-stowage')).quota).toBeUndefined();
+  expect((await mountSpecOf(sourceWith({ quota }), 'this-stowage')).quota).toEqual({ ...quota, host: 'this-stowage' });
+  expect((await mountSpecOf(sourceWith({}), 'this-stowage')).quota).toBeUndefined();
 });
 
 test('the kernel checks permissions, unless all users are a single user on the server', async () => {
   for (const squash of ['none', 'root'] as const) {
-    const spec = await specOf(sourceBy({ squash }), 'this-stowage');
+    const spec = await mountSpecOf(sourceWith({ squash }), 'this-stowage');
     expect([spec.version, spec.checks]).toEqual([1, undefined]);
   }
-  expect(await specOf(sourceBy({ squash: 'all' }), 'this-stowage')).toMatchObject({ version: 2, checks: 'server' });
+  expect(await mountSpecOf(sourceWith({ squash: 'all' }), 'this-stowage')).toMatchObject({
+    version: 2,
+    checks: 'server',
+  });
 });
 
 test('applications on a soft mount wait once more for each retry', async () => {
-  expect((await specOf(sourceBy({ softMs: 5_000 }), 'this-stowage')).softMs).toBe(5_000);
-  expect((await specOf(sourceBy({ softMs: 5_000, retries: 3 }), 'this-stowage')).softMs).toBe(20_000);
-  expect((await specOf(sourceBy({ retries: 3 }), 'this-stowage')).softMs).toBeUndefined();
+  expect((await mountSpecOf(sourceWith({ softMs: 5_000 }), 'this-stowage')).softMs).toBe(5_000);
+  expect((await mountSpecOf(sourceWith({ softMs: 5_000, retries: 3 }), 'this-stowage')).softMs).toBe(20_000);
+  expect((await mountSpecOf(sourceWith({ retries: 3 }), 'this-stowage')).softMs).toBeUndefined();
 });
 
 test('a data path that does not know sync does not serve a volume that requires it', async () => {
-  expect(await specOf(sourceBy({ sync: true }), 'this-stowage')).toMatchObject({
+  expect(await mountSpecOf(sourceWith({ sync: true }), 'this-stowage')).toMatchObject({
     version: 3,
     sync: true,
     checks: 'kernel',
   });
-  expect(await specOf(sourceBy({ sync: true, squash: 'all' }), 'this-stowage')).toMatchObject({
+  expect(await mountSpecOf(sourceWith({ sync: true, squash: 'all' }), 'this-stowage')).toMatchObject({
     version: 3,
     sync: true,
     checks: 'server',
   });
-  expect((await specOf(sourceBy({}), 'this-stowage')).sync).toBeUndefined();
+  expect((await mountSpecOf(sourceWith({}), 'this-stowage')).sync).toBeUndefined();
 });
 
 test('the spec contains the group that owns all files', async () => {
-  expect((await specOf(sourceBy({ squash: 'all', group: 2000 }), 'this-stowage')).group).toBe(2000);
-  expect((await specOf(sourceBy({ squash: 'all' }), 'this-stowage')).group).toBeUndefined();
+  expect((await mountSpecOf(sourceWith({ squash: 'all', group: 2000 }), 'this-stowage')).group).toBe(2000);
+  expect((await mountSpecOf(sourceWith({ squash: 'all' }), 'this-stowage')).group).toBeUndefined();
   // Otherwise each file has its own group, and the kernel checks that.
-  expect((await specOf(sourceBy({ squash: 'none', group: 2000 }), 'this-stowage')).group).toBeUndefined();
+  expect((await mountSpecOf(sourceWith({ squash: 'none', group: 2000 }), 'this-stowage')).group).toBeUndefined();
 });
 
 test("the system's client refuses a volume with an enforced size", () => {
-  const { validate: refuse } = createNfsClient({} as NfsClientParts);
-  expect(() => refuse?.(sourceBy({ client: 'host', quota }))).toThrow(
+  const { validate } = createNfsClient({} as NfsClientParts);
+  expect(() => validate?.(sourceWith({ client: 'host', quota }))).toThrow(
     expect.objectContaining({ code: 'unsupported', reason: 'enforcement-unsupported' }),
   );
-  expect(() => refuse?.(sourceBy({ client: 'host' }))).not.toThrow();
-  expect(() => refuse?.(sourceBy({ quota }))).not.toThrow();
+  expect(() => validate?.(sourceWith({ client: 'host' }))).not.toThrow();
+  expect(() => validate?.(sourceWith({ quota }))).not.toThrow();
 });
 
-test('uses the certificate for mounts if there is one, and never the other key', async () => {
+test('uses the certificate for mounts if there is one, and never combines it with the client key', async () => {
   await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-spec-'));
   const write = (...names: readonly string[]): Promise<unknown> =>
     Promise.all(names.map((name) => writeFile(join(folder.path, name), name)));
-  const told = async () => (await specOf(sourceBy({ tls: { folder: folder.path } }), 'this-stowage')).tls;
+  const readTls = async () => (await mountSpecOf(sourceWith({ tls: { folder: folder.path } }), 'this-stowage')).tls;
   await write('ca.pem');
-  expect(await told()).toEqual({ ca: 'ca.pem', serverName: 'nas' });
+  expect(await readTls()).toEqual({ ca: 'ca.pem', serverName: 'nas' });
   await write('client.pem', 'client.key');
-  expect(await told()).toEqual({ ca: 'ca.pem', certificate: 'client.pem', key: 'client.key', serverName: 'nas' });
+  expect(await readTls()).toEqual({ ca: 'ca.pem', certificate: 'client.pem', key: 'client.key', serverName: 'nas' });
   await write('mount.pem');
-  await expect(told()).rejects.toMatchObject({
+  await expect(readTls()).rejects.toMatchObject({
     message: `the file ${join(folder.path, 'mount.key')} for the store's TLS cannot be read`,
     action: "Create the file, or correct its permissions or the store's option tls.",
   });
   await write('mount.key');
-  expect(await told()).toEqual({ ca: 'ca.pem', certificate: 'mount.pem', key: 'mount.key', serverName: 'nas' });
-  // With half of the pair, it does not fall back to the other certificate, which is not confined.
+  expect(await readTls()).toEqual({ ca: 'ca.pem', certificate: 'mount.pem', key: 'mount.key', serverName: 'nas' });
+  // With half of the pair, it does not fall back to the client certificate, which allows everything.
   await rm(join(folder.path, 'mount.pem'));
-  await expect(told()).rejects.toMatchObject({
+  await expect(readTls()).rejects.toMatchObject({
     message: `the file ${join(folder.path, 'mount.pem')} for the store's TLS cannot be read`,
   });
 });

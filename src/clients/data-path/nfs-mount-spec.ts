@@ -12,19 +12,19 @@ type NfsSource = Extract<Source, { kind: 'nfs' }>;
 const cacheMs = 1_000;
 
 /** The mount spec for the data path. It may contain the private key of a certificate, so send it to the keeper only. */
-export async function specOf({ hosts, way }: NfsSource, instance: string): Promise<MountSpec> {
+export async function mountSpecOf({ hosts, way }: NfsSource, instance: string): Promise<MountSpec> {
   const [first, ...others] = way.addresses;
   if (first === undefined) throw new Error('a source without an address');
   const { port, root, connections, squash, uid, gid, readOnly, maxRead, maxWrite, locks } = way;
   const softMs = way.softMs === undefined ? undefined : way.softMs * (1 + (way.retries ?? 0));
   return {
-    ...versioned(way),
+    ...versionedOptions(way),
     addresses: [first, ...others],
     port,
     root,
     connections,
     privilegedPorts: way.sourcePorts === 'privileged',
-    tls: way.tls === undefined ? undefined : await tlsOf(way.tls, hosts[0]),
+    tls: way.tls === undefined ? undefined : await readTlsSpec(way.tls, hosts[0]),
     squash,
     uid,
     gid,
@@ -40,32 +40,32 @@ export async function specOf({ hosts, way }: NfsSource, instance: string): Promi
 }
 
 /** The oldest version that supports the options: a data path that does not know them must not serve the mount. */
-function versioned({ squash, sync }: NfsConnection): Pick<MountSpec, 'version' | 'checks' | 'sync'> {
+function versionedOptions({ squash, sync }: NfsConnection): Pick<MountSpec, 'version' | 'checks' | 'sync'> {
   // The kernel checks permissions by the user ids of this machine, which mean nothing if all users are a single user on the server.
   const checks = squash === 'all' ? 'server' : 'kernel';
   if (sync === true) return { version: 3, checks, sync };
   return checks === 'server' ? { version: 2, checks } : { version: 1 };
 }
 
-async function tlsOf({ folder }: NonNullable<NfsConnection['tls']>, host: string): Promise<TlsSpec> {
+async function readTlsSpec({ folder }: NonNullable<NfsConnection['tls']>, host: string): Promise<TlsSpec> {
   const serverName = isIP(host) === 0 ? host : undefined;
   if (folder === undefined) return { ca: undefined, certificate: undefined, key: undefined, serverName };
-  const [ca, mount] = await Promise.all([ifThere(folder, 'ca.pem'), pairOf(folder, 'mount')]);
+  const [ca, mount] = await Promise.all([readIfPresent(folder, 'ca.pem'), readKeyPair(folder, 'mount')]);
   // A certificate for mounts only: if there is one, data paths never get the client certificate, which allows everything.
-  const { certificate, key } = mount ?? (await pairOf(folder, 'client')) ?? {};
+  const { certificate, key } = mount ?? (await readKeyPair(folder, 'client')) ?? {};
   return { ca, certificate, key, serverName };
 }
 
 /** Undefined: neither file exists. One without the other is an error; there is no fallback. */
-async function pairOf(folder: string, name: string): Promise<{ certificate: string; key: string } | undefined> {
+async function readKeyPair(folder: string, name: string): Promise<{ certificate: string; key: string } | undefined> {
   const files = [`${name}.pem`, `${name}.key`];
-  const [certificate, key] = await Promise.all(files.map((file) => ifThere(folder, file)));
+  const [certificate, key] = await Promise.all(files.map((file) => readIfPresent(folder, file)));
   if (certificate !== undefined && key !== undefined) return { certificate, key };
   if (certificate === undefined && key === undefined) return undefined;
   throw unreadable(join(folder, `${name}.${certificate === undefined ? 'pem' : 'key'}`), undefined);
 }
 
-async function ifThere(folder: string, name: string): Promise<string | undefined> {
+async function readIfPresent(folder: string, name: string): Promise<string | undefined> {
   const path = join(folder, name);
   try {
     return await readFile(path, 'utf8');

@@ -15,7 +15,7 @@ const clock = systemClock();
 const { signal } = new AbortController();
 
 /** The state of a keeper from before descriptor copies existed. */
-const said = {
+const olderState = {
   doing: 'idle',
   active: null,
   standby: null,
@@ -26,11 +26,11 @@ const said = {
   report: '',
 } as unknown as KeeperState;
 
-test.skipIf(needs('linux'))('a keeper of an older version is used without a second holder', async () => {
+test.skipIf(needs('linux'))('a keeper of an older version is used without descriptor copies', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'stowage-older-'));
   const path = join(folder, 'own', 'sock');
-  const heard: Kind[] = [];
-  const door = listenForPeers({
+  const receivedKinds: Kind[] = [];
+  const server = listenForPeers({
     path,
     clock,
     log: silentLog(),
@@ -38,19 +38,19 @@ test.skipIf(needs('linux'))('a keeper of an older version is used without a seco
       connection.handle({
         accepts: ['hello', 'status', 'list'],
         message: (message) => {
-          heard.push(message.kind);
-          if (message.kind === 'status') connection.send({ kind: 'state', ask: message.ask, state: said });
+          receivedKinds.push(message.kind);
+          if (message.kind === 'status') connection.send({ kind: 'state', ask: message.ask, state: olderState });
           if (message.kind === 'list') connection.send({ kind: 'listed', ask: message.ask, mounts: [], more: false });
         },
         closed: () => undefined,
       }),
   });
   const copies = createDescriptorCopies();
-  const about = { path, user: process.getuid?.() ?? 0, clock, version: 'test', copies };
-  const client = connectKeeper({ ...about, changed: () => undefined, closed: () => undefined });
+  const clientOptions = { path, user: process.getuid?.() ?? 0, clock, version: 'test', copies };
+  const client = connectKeeper({ ...clientOptions, changed: () => undefined, closed: () => undefined });
   onTestFinished(() => {
     client[Symbol.dispose]();
-    door[Symbol.dispose]();
+    server[Symbol.dispose]();
     rmSync(folder, { recursive: true });
   });
   const fds = [openSync('/dev/null', 'r'), openSync('/dev/null', 'r')];
@@ -61,5 +61,5 @@ test.skipIf(needs('linux'))('a keeper of an older version is used without a seco
   expect(copies.mounts).toEqual([]);
   // The connection is still open: the keeper got no request that it does not know.
   expect(await client.list(signal)).toEqual([]);
-  expect(heard).toEqual(['hello', 'status', 'list']);
+  expect(receivedKinds).toEqual(['hello', 'status', 'list']);
 });

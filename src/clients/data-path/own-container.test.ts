@@ -6,7 +6,7 @@ import { findOwnContainer, possibleIds } from './own-container.ts';
 
 const id = 'ab12'.repeat(16);
 const other = 'cd34'.repeat(16);
-const nowhere = { mountinfo: '', cgroup: '', hostname: 'machine' };
+const noEvidence = { mountinfo: '', cgroup: '', hostname: 'machine' };
 const { signal } = new AbortController();
 
 describe('candidates for the id of the own container', () => {
@@ -21,7 +21,7 @@ describe('candidates for the id of the own container', () => {
       `9 1 8:1 /docker/volumes/${other}/_data/containers/${id}/hosts /etc/hosts rw - ext4 a rw`,
     ],
   ])('come from the mounts: %s', (_, mountinfo) => {
-    expect(possibleIds({ ...nowhere, mountinfo })).toEqual([id]);
+    expect(possibleIds({ ...noEvidence, mountinfo })).toEqual([id]);
   });
 
   test.each([
@@ -29,16 +29,16 @@ describe('candidates for the id of the own container', () => {
     `0::/system.slice/docker-${id}.scope`,
     `0::/machine.slice/libpod-${id}.scope/container`,
   ])('come from the cgroups: %s', (cgroup) => {
-    expect(possibleIds({ ...nowhere, cgroup })).toEqual([id]);
+    expect(possibleIds({ ...noEvidence, cgroup })).toEqual([id]);
   });
 
   test('come from the host name if it looks like an id', () => {
-    expect(possibleIds({ ...nowhere, hostname: 'ab12ab12ab12' })).toEqual(['ab12ab12ab12']);
+    expect(possibleIds({ ...noEvidence, hostname: 'ab12ab12ab12' })).toEqual(['ab12ab12ab12']);
   });
 
   test('do not include other containers of the machine', () => {
     const mountinfo = `40 22 0:30 / /var/lib/docker/containers/${id}/mounts/shm rw - tmpfs shm rw`;
-    expect(possibleIds({ ...nowhere, mountinfo, cgroup: '0::/system.slice/stowage.service' })).toEqual([]);
+    expect(possibleIds({ ...noEvidence, mountinfo, cgroup: '0::/system.slice/stowage.service' })).toEqual([]);
   });
 });
 
@@ -51,14 +51,14 @@ describe('the own container', () => {
     State: { Status: 'running', Running: true, Pid: 1, ExitCode: 0 },
     NetworkSettings: { Networks: { host: {} } },
   };
-  async function asked(answer: object, around: Partial<typeof nowhere>, status = 200) {
+  async function findWith(answer: object, evidence: Partial<typeof noEvidence>, status = 200) {
     await using engine = await startScriptedEngine((_path, _request, response) => {
       response.writeHead(status).end(JSON.stringify(answer));
     });
     using client = createDockerClient({ socket: engine.socket, clock: systemClock() });
-    return await findOwnContainer({ ...nowhere, ...around }, [client], signal);
+    return await findOwnContainer({ ...noEvidence, ...evidence }, [client], signal);
   }
-  const around = { cgroup: `0::/docker/${id}` };
+  const cgroupEvidence = { cgroup: `0::/docker/${id}` };
 
   test('is found as its engine describes it', async () => {
     const mounts = [
@@ -66,7 +66,7 @@ describe('the own container', () => {
       { Type: 'bind', Source: '/host/run/stowage', Destination: '/run/stowage' },
       { Type: 'tmpfs', Source: '', Destination: '/run/stowage/keepers/other' },
     ];
-    const own = await asked({ ...found, Mounts: mounts }, around);
+    const own = await findWith({ ...found, Mounts: mounts }, cgroupEvidence);
     expect(own).toMatchObject({ id, image: 'sha256:1', onHostNetwork: true });
     expect(own?.hostPath('/run/stowage/keepers/host')).toBe('/host/run/stowage/keepers/host');
     expect(own?.hostPath('/run/stowage')).toBe('/host/run/stowage');
@@ -75,14 +75,14 @@ describe('the own container', () => {
   });
 
   test('is not found if the engine does not know it, as for a managed plugin', async () => {
-    expect(await asked({ message: 'No such container' }, around, 404)).toBeUndefined();
+    expect(await findWith({ message: 'No such container' }, cgroupEvidence, 404)).toBeUndefined();
   });
 
-  test('is not found if a container only has this name', async () => {
-    expect(await asked({ ...found, Id: other }, { hostname: 'ab12ab12ab12' })).toBeUndefined();
+  test('is not found if only the name of a container matches', async () => {
+    expect(await findWith({ ...found, Id: other }, { hostname: 'ab12ab12ab12' })).toBeUndefined();
   });
 
-  test('is unknown while the engine fails', async () => {
-    await expect(asked({ message: 'no' }, around, 500)).rejects.toThrow('no');
+  test('cannot be determined while the engine fails', async () => {
+    await expect(findWith({ message: 'no' }, cgroupEvidence, 500)).rejects.toThrow('no');
   });
 });

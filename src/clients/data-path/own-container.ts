@@ -16,14 +16,14 @@ export interface OwnContainer {
   hostPath(path: string): string | undefined;
 }
 
-/** What a process can read about its environment. */
-export interface Surroundings {
+/** What a process can read about the container that it runs in. */
+export interface ContainerEvidence {
   readonly mountinfo: string;
   readonly cgroup: string;
   readonly hostname: string;
 }
 
-export async function surroundings(): Promise<Surroundings> {
+export async function readContainerEvidence(): Promise<ContainerEvidence> {
   const read = (file: string): Promise<string> => readFile(`/proc/self/${file}`, 'utf8').catch(() => '');
   return { mountinfo: await read('mountinfo'), cgroup: await read('cgroup'), hostname: hostname() };
 }
@@ -33,23 +33,23 @@ export async function surroundings(): Promise<Surroundings> {
  * each container, from a folder that is named after it. In a cgroup namespace the id is not visible; in the host's network the host name is
  * the machine's.
  */
-export function possibleIds({ mountinfo, cgroup, hostname: name }: Surroundings): readonly string[] {
-  const mounted = mountinfo
+export function possibleIds({ mountinfo, cgroup, hostname: name }: ContainerEvidence): readonly string[] {
+  const idsInMounts = mountinfo
     .split('\n')
     .flatMap((line) => /\/(?:overlay-)?containers\/([0-9a-f]{64})\/[^ ]* \/(?:etc|run)\//.exec(line)?.[1] ?? []);
-  const grouped = cgroup
+  const idsInCgroup = cgroup
     .split('\n')
     .flatMap((line) => /([0-9a-f]{64})(?:\.scope)?(?:\/container)?$/.exec(line)?.[1] ?? []);
-  return [...new Set([...mounted, ...grouped, ...(/^[0-9a-f]{12}$/.test(name) ? [name] : [])])];
+  return [...new Set([...idsInMounts, ...idsInCgroup, ...(/^[0-9a-f]{12}$/.test(name) ? [name] : [])])];
 }
 
-/** Undefined: none of these engines created it, or this is no container. Throws if an engine that may have created it does not answer. */
+/** Undefined: none of these engines created this container, or this process runs in none. Throws if an engine that may have created it does not answer. */
 export async function findOwnContainer(
-  around: Surroundings,
+  evidence: ContainerEvidence,
   engines: Iterable<DockerClient>,
   signal: AbortSignal,
 ): Promise<OwnContainer | undefined> {
-  const ids = possibleIds(around);
+  const ids = possibleIds(evidence);
   for (const engine of ids.length === 0 ? [] : engines) {
     for (const id of ids) {
       const found = await findContainer(engine, id, signal);
@@ -70,15 +70,17 @@ async function findContainer(engine: DockerClient, id: string, signal: AbortSign
 }
 
 function ownContainer(engine: DockerClient, { id, image, networks, mounts }: Container): OwnContainer {
-  const inside = (path: string, folder: string): boolean => !relative(folder, path).startsWith('..');
+  const isInside = (path: string, folder: string): boolean => !relative(folder, path).startsWith('..');
   return {
     engine,
     id,
     image,
     onHostNetwork: 'host' in networks,
     hostPath: (path) => {
-      const covering = mounts.filter(({ source, destination }) => source.startsWith('/') && inside(path, destination));
-      const innermost = covering.sort((a, b) => b.destination.length - a.destination.length)[0];
+      const coveringMounts = mounts.filter(
+        ({ source, destination }) => source.startsWith('/') && isInside(path, destination),
+      );
+      const innermost = coveringMounts.sort((a, b) => b.destination.length - a.destination.length)[0];
       return innermost && resolve(innermost.source, relative(innermost.destination, path));
     },
   };

@@ -5,9 +5,9 @@ import { silentLog } from '#base/log.ts';
 import type { NfsConnection } from '#core/model.ts';
 import { readSpec } from '#datapath/mount-spec.ts';
 import { keeperSocket } from '#keeper/processes.ts';
-import { createKeeperStarter, usualKeeper } from './keeper-starter.ts';
-import { nameOf } from './keepers.ts';
-import { specOf } from './nfs-mount-spec.ts';
+import { createKeeperStarter, defaultKeeperName } from './keeper-starter.ts';
+import { keeperName } from './keepers.ts';
+import { mountSpecOf } from './nfs-mount-spec.ts';
 
 /**
  * How 0.1 describes mounts to data paths. A keeper holds these lines across upgrades for as long as the mount exists, so they never change.
@@ -37,7 +37,7 @@ const way: NfsConnection = {
   readOnly: false,
   quota: undefined,
 };
-const ways: readonly NfsConnection[] = [
+const connections: readonly NfsConnection[] = [
   way,
   {
     ...way,
@@ -56,7 +56,7 @@ const ways: readonly NfsConnection[] = [
 
 test('mount specs are byte for byte those of 0.1', async () => {
   const specs = await Promise.all(
-    ways.map((one) => specOf({ kind: 'nfs', hosts: ['nas'], path: '/export/a', way: one }, 'host-1')),
+    connections.map((one) => mountSpecOf({ kind: 'nfs', hosts: ['nas'], path: '/export/a', way: one }, 'host-1')),
   );
   expect(specs.map((spec) => JSON.stringify(spec))).toEqual(lines);
 });
@@ -96,14 +96,14 @@ test('a data path reads mount specs that 0.1 wrote', () => {
 });
 
 test('keepers that 0.1 started are found at the same sockets', () => {
-  const about = { clock: systemClock(), log: silentLog(), version: '0.1.0' };
-  expect(createKeeperStarter({ ...about, folder: '/run/stowage/keepers' }).socketOf('host')).toBe(
+  const starterOptions = { clock: systemClock(), log: silentLog(), version: '0.1.0' };
+  expect(createKeeperStarter({ ...starterOptions, folder: '/run/stowage/keepers' }).socketOf('host')).toBe(
     '/run/stowage/keepers/host/sock',
   );
   const kinds = [undefined, '/run/netns/storage'].flatMap((network) =>
     [false, true].map((privilegedPorts) => ({ network, privilegedPorts })),
   );
-  expect(kinds.map(nameOf)).toEqual(['host', 'host-low', 'net-c47d6202', 'net-c47d6202-low']);
-  expect(usualKeeper).toBe('host');
+  expect(kinds.map(keeperName)).toEqual(['host', 'host-low', 'net-c47d6202', 'net-c47d6202-low']);
+  expect(defaultKeeperName).toBe('host');
   expect(keeperSocket).toBe(3);
 });

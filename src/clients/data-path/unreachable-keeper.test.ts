@@ -12,7 +12,7 @@ import { settled } from '#testing/keeper/fake-children.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { createKeepers } from './keepers.ts';
 
-// As if they ran in two containers.
+// As if this process and the keeper ran in two containers.
 vi.mock(import('#keeper/system-calls.ts'), async (original) => ({
   ...(await original()),
   killProcess: () => {
@@ -21,7 +21,7 @@ vi.mock(import('#keeper/system-calls.ts'), async (original) => ({
 }));
 
 const unending = new AbortController().signal;
-const well: KeeperState = {
+const idleState: KeeperState = {
   doing: 'idle',
   active: null,
   standby: null,
@@ -36,12 +36,12 @@ const well: KeeperState = {
 const kind = { network: undefined, privilegedPorts: false };
 
 describe.skipIf(needs('linux'))('a keeper that hangs in another container', () => {
-  test('callers get an error with advice at once, until the keeper answers again', async () => {
+  test('makes callers fail at once with advice, until it answers again', async () => {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-reach-'));
     const clock = createFakeClock();
     const connections: Connection[] = [];
-    let answers = true;
-    const door = listenForPeers({
+    let isAnswering = true;
+    const server = listenForPeers({
       path: join(folder, 'host', 'sock'),
       clock,
       log: silentLog(),
@@ -50,10 +50,10 @@ describe.skipIf(needs('linux'))('a keeper that hangs in another container', () =
         connection.handle({
           accepts: ['hello', 'list', 'status'],
           message: (message) => {
-            if (message.kind === 'hello' || !answers) return;
+            if (message.kind === 'hello' || !isAnswering) return;
             const { kind: asked, ask } = message;
             if (asked === 'list') connection.send({ kind: 'listed', ask, mounts: ['m'], more: false });
-            else connection.send({ kind: 'state', ask, state: well });
+            else connection.send({ kind: 'state', ask, state: idleState });
           },
           closed: () => undefined,
         });
@@ -68,30 +68,30 @@ describe.skipIf(needs('linux'))('a keeper that hangs in another container', () =
       onAbandoned: () => expect.fail(),
     });
     onTestFinished(async () => {
-      door[Symbol.dispose]();
+      server[Symbol.dispose]();
       for (const connection of connections) connection.close();
       await keepers[Symbol.asyncDispose]();
       rmSync(folder, { recursive: true });
     });
-    const used = () => keepers.holding('m', kind, unending, async () => 'used');
-    expect(await used()).toBe('used');
-    answers = false;
+    const callKeeper = () => keepers.useHolder('m', kind, unending, async () => 'used');
+    expect(await callKeeper()).toBe('used');
+    isAnswering = false;
     // Checked after ten seconds, and once more; each check takes five.
     for (const ms of [10_000, 5_000, 5_000]) {
       clock.advance(ms);
       await settled();
     }
-    const told = {
+    const expectedError = {
       reason: 'data-path-unavailable',
       action: expect.stringContaining('Restart the container'),
     };
-    await expect(used()).rejects.toMatchObject(told);
-    await expect(keepers.use(kind, unending, async () => 'used')).rejects.toMatchObject(told);
-    await expect(keepers.upgrade(unending)).rejects.toMatchObject(told);
-    answers = true;
+    await expect(callKeeper()).rejects.toMatchObject(expectedError);
+    await expect(keepers.use(kind, unending, async () => 'used')).rejects.toMatchObject(expectedError);
+    await expect(keepers.upgrade(unending)).rejects.toMatchObject(expectedError);
+    isAnswering = true;
     clock.advance(10_000);
     await eventually(
-      () => used().catch(() => ''),
+      () => callKeeper().catch(() => ''),
       (said) => said === 'used',
     );
   });

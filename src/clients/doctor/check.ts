@@ -33,17 +33,17 @@ export interface Engine {
 
 export type Check = (context: CheckContext, signal: AbortSignal) => Promise<readonly Finding[]>;
 
-export const below = (context: CheckContext, path: string): string => join(context.root, path);
+export const pathInRoot = (context: CheckContext, path: string): string => join(context.root, path);
 
 /** Undefined: the file does not exist, or cannot be read. */
-export async function textOf(context: CheckContext, path: string): Promise<string | undefined> {
-  return await readFile(below(context, path), 'utf8').then(
+export async function readTrimmed(context: CheckContext, path: string): Promise<string | undefined> {
+  return await readFile(pathInRoot(context, path), 'utf8').then(
     (text) => text.trim(),
     () => undefined,
   );
 }
 
-export async function isThere(path: string, mode = constants.F_OK): Promise<boolean> {
+export async function isAccessible(path: string, mode = constants.F_OK): Promise<boolean> {
   return await access(path, mode).then(
     () => true,
     () => false,

@@ -1,7 +1,17 @@
 import { open } from 'node:fs/promises';
 import { errnoOf } from '#base/errno.ts';
 import { hasCapability } from '../mounter/capabilities.ts';
-import { below, type Check, type CheckContext, type Finding, isThere, no, textOf, warn, yes } from './check.ts';
+import {
+  type Check,
+  type CheckContext,
+  type Finding,
+  isAccessible,
+  no,
+  pathInRoot,
+  readTrimmed,
+  warn,
+  yes,
+} from './check.ts';
 
 const fileSystems = {
   xfs: 'image volumes of 300 MiB and more',
@@ -10,13 +20,15 @@ const fileSystems = {
 } as const;
 
 export const kernel: Check = async (context) => {
-  const known = ((await textOf(context, 'proc/filesystems')) ?? '').split('\n').map((line) => line.split('\t').at(-1));
+  const listedFileSystems = ((await readTrimmed(context, 'proc/filesystems')) ?? '')
+    .split('\n')
+    .map((line) => line.split('\t').at(-1));
   return [
     ...version(context.release),
     await capability(context),
-    ...Object.entries(fileSystems).map(([name, use]) => fileSystem(name, use, known.includes(name))),
+    ...Object.entries(fileSystems).map(([name, use]) => fileSystem(name, use, listedFileSystems.includes(name))),
     await loop(context),
-    await fuse(context, known.includes('fuse')),
+    await fuse(context, listedFileSystems.includes('fuse')),
     await cgroup(context),
     await userNamespaces(context),
   ];
@@ -24,10 +36,10 @@ export const kernel: Check = async (context) => {
 
 function version(release: string): readonly Finding[] {
   const [major = 0, minor = 0] = release.split(/[.-]/).map(Number);
-  const atLeast = (wantMajor: number, wantMinor: number): boolean =>
+  const isAtLeast = (wantMajor: number, wantMinor: number): boolean =>
     major > wantMajor || (major === wantMajor && minor >= wantMinor);
   return [
-    atLeast(5, 8)
+    isAtLeast(5, 8)
       ? yes('kernel', `Linux ${release}`)
       : warn(
           'kernel',
@@ -38,23 +50,24 @@ function version(release: string): readonly Finding[] {
 }
 
 async function capability(context: CheckContext): Promise<Finding> {
-  if (await hasCapability('CAP_SYS_ADMIN', below(context, 'proc/self/status')))
-    return yes('permission to mount', 'CAP_SYS_ADMIN is there');
+  if (await hasCapability('CAP_SYS_ADMIN', pathInRoot(context, 'proc/self/status')))
+    return yes('permission to mount', 'this process has CAP_SYS_ADMIN');
   return no(
     'permission to mount',
-    'this process lacks CAP_SYS_ADMIN: everything works but mounting',
+    'this process lacks CAP_SYS_ADMIN: everything except mounting works',
     'Run Stowage as root; in a container, add the capability: docker run --cap-add SYS_ADMIN',
   );
 }
 
 /** /proc/filesystems lists a file system that is a module only once it is loaded; mounting loads it. */
-function fileSystem(name: string, use: string, known: boolean): Finding {
-  if (known) return yes(name, `the kernel has ${name} (${use})`);
-  return warn(name, `the kernel does not list ${name} (${use})`, `Load it: modprobe ${name}`);
+function fileSystem(name: string, purpose: string, isListed: boolean): Finding {
+  if (isListed) return yes(name, `the kernel has ${name} (${purpose})`);
+  return warn(name, `the kernel does not list ${name} (${purpose})`, `Load it: modprobe ${name}`);
 }
 
 async function loop(context: CheckContext): Promise<Finding> {
-  if (await isThere(below(context, 'dev/loop-control'))) return yes('loop', 'loop devices can be made (image volumes)');
+  if (await isAccessible(pathInRoot(context, 'dev/loop-control')))
+    return yes('loop', 'loop devices can be created (image volumes)');
   return warn(
     'loop',
     'there is no /dev/loop-control (image volumes need loop devices)',
@@ -62,10 +75,10 @@ async function loop(context: CheckContext): Promise<Finding> {
   );
 }
 
-async function fuse(context: CheckContext, known: boolean): Promise<Finding> {
-  if (!known) return warn('fuse', 'the kernel does not list fuse', 'Load it: modprobe fuse');
+async function fuse(context: CheckContext, isListed: boolean): Promise<Finding> {
+  if (!isListed) return warn('fuse', 'the kernel does not list fuse', 'Load it: modprobe fuse');
   try {
-    await (await open(below(context, 'dev/fuse'), 'r+')).close();
+    await (await open(pathInRoot(context, 'dev/fuse'), 'r+')).close();
     return yes('fuse', 'the kernel has fuse, and /dev/fuse can be opened');
   } catch (cause) {
     const why = errnoOf(cause) ?? String(cause);
@@ -75,38 +88,34 @@ async function fuse(context: CheckContext, known: boolean): Promise<Finding> {
 }
 
 async function cgroup(context: CheckContext): Promise<Finding> {
-  if (await isThere(below(context, 'sys/fs/cgroup/cgroup.controllers'))) return yes('cgroup', 'version 2');
-  if (!(await isThere(below(context, 'sys/fs/cgroup'))))
+  if (await isAccessible(pathInRoot(context, 'sys/fs/cgroup/cgroup.controllers'))) return yes('cgroup', 'version 2');
+  if (!(await isAccessible(pathInRoot(context, 'sys/fs/cgroup'))))
     return warn(
       'cgroup',
       'no cgroups are mounted',
       'Container engines need them: mount -t cgroup2 none /sys/fs/cgroup',
     );
-  const hybrid = await isThere(below(context, 'sys/fs/cgroup/unified'));
+  const hybrid = await isAccessible(pathInRoot(context, 'sys/fs/cgroup/unified'));
   return warn(
     'cgroup',
-    hybrid ? 'version 1, with version 2 beside it' : 'version 1',
-    'Stowage works with it; newer container engines and Kubernetes want version 2: boot with systemd.unified_cgroup_hierarchy=1',
+    hybrid ? 'hybrid: version 1 and version 2' : 'version 1',
+    'Stowage works with version 1; newer container engines and Kubernetes require version 2: boot with systemd.unified_cgroup_hierarchy=1',
   );
 }
 
 async function userNamespaces(context: CheckContext): Promise<Finding> {
   const check = 'user namespaces';
   if (
-    !(await isThere(below(context, 'proc/self/ns/user'))) ||
-    (await textOf(context, 'proc/sys/user/max_user_namespaces')) === '0'
+    !(await isAccessible(pathInRoot(context, 'proc/self/ns/user'))) ||
+    (await readTrimmed(context, 'proc/sys/user/max_user_namespaces')) === '0'
   )
+    return warn(check, 'disabled: rootless containers cannot run', 'Allow them: sysctl user.max_user_namespaces=15000');
+  if ((await readTrimmed(context, 'proc/sys/kernel/unprivileged_userns_clone')) === '0')
+    return warn(check, 'only root may create user namespaces', 'Allow them: sysctl kernel.unprivileged_userns_clone=1');
+  if ((await readTrimmed(context, 'proc/sys/kernel/apparmor_restrict_unprivileged_userns')) === '1')
     return warn(
       check,
-      'they are switched off: rootless containers cannot run',
-      'Allow them: sysctl user.max_user_namespaces=15000',
-    );
-  if ((await textOf(context, 'proc/sys/kernel/unprivileged_userns_clone')) === '0')
-    return warn(check, 'only root may make them', 'Allow them: sysctl kernel.unprivileged_userns_clone=1');
-  if ((await textOf(context, 'proc/sys/kernel/apparmor_restrict_unprivileged_userns')) === '1')
-    return warn(
-      check,
-      'AppArmor restricts them for ordinary users',
+      'AppArmor restricts user namespaces for ordinary users',
       'For rootless containers give the engine a profile that allows userns, or: sysctl kernel.apparmor_restrict_unprivileged_userns=0',
     );
   return yes(check, 'available');

@@ -17,23 +17,23 @@ interface Stream {
 let clock: FakeClock;
 let streams: Stream[];
 let attempts: number;
-let isThere: boolean;
-let lines: string[];
-let count: number;
+let isReachable: boolean;
+let logLines: string[];
+let callbackCount: number;
 
 beforeEach(() => {
   clock = createFakeClock();
-  [streams, lines] = [[], []];
-  [attempts, count, isThere] = [0, 0, true];
+  [streams, logLines] = [[], []];
+  [attempts, callbackCount, isReachable] = [0, 0, true];
 });
 
 const events: DockerClient['events'] = async ({ since }, signal) => {
   attempts++;
-  if (!isThere) throw new DockerError('GET /events: connect ENOENT', { failure: 'unreachable' });
-  const waiting: (EngineEvent | Error | undefined)[] = [];
+  if (!isReachable) throw new DockerError('GET /events: connect ENOENT', { failure: 'unreachable' });
+  const pendingEvents: (EngineEvent | Error | undefined)[] = [];
   let wake = Promise.withResolvers<void>();
-  const push = (one: EngineEvent | Error | undefined): void => {
-    waiting.push(one);
+  const push = (event: EngineEvent | Error | undefined): void => {
+    pendingEvents.push(event);
     wake.resolve();
   };
   signal.addEventListener('abort', () => push(new DockerError('GET /events: cancelled', { failure: 'canceled' })));
@@ -47,34 +47,34 @@ const events: DockerClient['events'] = async ({ since }, signal) => {
     for (;;) {
       await wake.promise;
       wake = Promise.withResolvers();
-      for (const one of waiting.splice(0)) {
-        if (one === undefined) return;
-        if (one instanceof Error) throw one;
-        yield one;
+      for (const event of pendingEvents.splice(0)) {
+        if (event === undefined) return;
+        if (event instanceof Error) throw event;
+        yield event;
       }
     }
   })();
 };
 
 function follow(): AsyncDisposable {
-  const keep = (message: string, facts?: Facts): void => void lines.push(`${message}: ${facts?.['why'] ?? ''}`);
-  const log: Log = { debug: keep, info: keep, warn: keep, error: keep, with: () => log };
-  return followContainers({ name: 'it', client: { events }, clock, log, changed: () => void count++ });
+  const record = (message: string, facts?: Facts): void => void logLines.push(`${message}: ${facts?.['why'] ?? ''}`);
+  const log: Log = { debug: record, info: record, warn: record, error: record, with: () => log };
+  return followContainers({ name: 'it', client: { events }, clock, log, changed: () => void callbackCount++ });
 }
 
-const becomes = (value: () => unknown, expected: unknown): Promise<void> =>
+const waitForValue = (value: () => unknown, expected: unknown): Promise<void> =>
   vi.waitFor(() => expect(value()).toEqual(expected), { interval: 1 });
-/** Lets everything settle that waits for nothing. */
-const settled = async (): Promise<void> => {
+/** Runs everything that is already queued. */
+const flushPendingWork = async (): Promise<void> => {
   for (let i = 0; i < 20; i++) await new Promise(setImmediate);
 };
 
 test('calls back at the start, and for all events that change containers', async () => {
   await using _ = follow();
-  await becomes(() => count, 1);
+  await waitForValue(() => callbackCount, 1);
   expect(streams[0]?.since).toBe(clock.now());
   for (const action of ['create', 'start', 'die', 'rename', 'destroy', 'remove']) streams[0]?.send(action);
-  await becomes(() => count, 7);
+  await waitForValue(() => callbackCount, 7);
   for (const action of [
     'exec_create: sh',
     'exec_start: sh',
@@ -87,85 +87,88 @@ test('calls back at the start, and for all events that change containers', async
     streams[0]?.send(action);
   streams[0]?.send('create', 'volume');
   streams[0]?.send('start');
-  await becomes(() => count, 8);
-  expect(lines).toEqual([]);
+  await waitForValue(() => callbackCount, 8);
+  expect(logLines).toEqual([]);
 });
 
-test('reports an engine that is missing at the start once, and calls back when it is there', async () => {
-  isThere = false;
+test('reports an engine that is missing at the start once, and calls back when it answers', async () => {
+  isReachable = false;
   await using _ = follow();
-  await becomes(() => count, 1);
+  await waitForValue(() => callbackCount, 1);
   for (let i = 0; i < 5; i++) {
     clock.advance(2_000);
-    await becomes(() => attempts, i + 2);
-    await settled();
+    await waitForValue(() => attempts, i + 2);
+    await flushPendingWork();
   }
-  expect(count).toBe(1);
-  isThere = true;
+  expect(callbackCount).toBe(1);
+  isReachable = true;
   clock.advance(2_000);
-  await becomes(() => count, 2);
-  expect(lines).toEqual([
+  await waitForValue(() => callbackCount, 2);
+  expect(logLines).toEqual([
     'lost the connection to a container engine: container engine it does not answer (GET /events: connect ENOENT)',
     'a container engine answers again: ',
   ]);
 });
 
-test.each(['end', 'break'] as const)('reopens a stream after its %s, and calls back', async (how) => {
+test.each(['end', 'break'] as const)('reopens a stream after its %s, and calls back', async (streamEnd) => {
   await using _ = follow();
-  await becomes(() => count, 1);
-  streams[0]?.[how]();
-  await becomes(() => lines.length, 1);
-  await settled();
-  expect([count, attempts]).toEqual([1, 1]);
+  await waitForValue(() => callbackCount, 1);
+  streams[0]?.[streamEnd]();
+  await waitForValue(() => logLines.length, 1);
+  await flushPendingWork();
+  expect([callbackCount, attempts]).toEqual([1, 1]);
   clock.advance(200);
-  await becomes(() => count, 2);
+  await waitForValue(() => callbackCount, 2);
   streams[1]?.send('create');
-  await becomes(() => count, 3);
-  expect(lines).toHaveLength(2);
+  await waitForValue(() => callbackCount, 3);
+  expect(logLines).toHaveLength(2);
 });
 
 /** Measures the wait before each attempt. */
-async function pauses(attempt: () => Promise<void>, times: number): Promise<readonly number[]> {
-  const found: number[] = [];
-  while (found.length < times) {
-    await attempt();
-    await settled();
-    const before = attempts;
+async function measureBackoffs(failAttempt: () => Promise<void>, times: number): Promise<readonly number[]> {
+  const backoffs: number[] = [];
+  while (backoffs.length < times) {
+    await failAttempt();
+    await flushPendingWork();
+    const attemptsBefore = attempts;
     let waited = 0;
-    while (attempts === before) {
+    while (attempts === attemptsBefore) {
       clock.advance(100);
       waited += 100;
-      await settled();
+      await flushPendingWork();
     }
-    found.push(waited);
+    backoffs.push(waited);
   }
-  return found;
+  return backoffs;
 }
 
 test('retries a missing engine with a growing back-off, up to a limit', async () => {
-  isThere = false;
+  isReachable = false;
   await using _ = follow();
-  await becomes(() => attempts, 1);
-  expect(await pauses(async () => undefined, 7)).toEqual([200, 400, 800, 1_600, 2_000, 2_000, 2_000]);
+  await waitForValue(() => attempts, 1);
+  expect(await measureBackoffs(async () => undefined, 7)).toEqual([200, 400, 800, 1_600, 2_000, 2_000, 2_000]);
 });
 
 test('backs off from an engine that always hangs up, but not from one that stayed connected for a while', async () => {
   await using _ = follow();
-  await becomes(() => attempts, 1);
+  await waitForValue(() => attempts, 1);
   const hangUp = async (): Promise<void> => streams.at(-1)?.break();
-  expect(await pauses(hangUp, 6)).toEqual([200, 400, 800, 1_600, 2_000, 2_000]);
+  expect(await measureBackoffs(hangUp, 6)).toEqual([200, 400, 800, 1_600, 2_000, 2_000]);
   clock.advance(2_001);
-  expect(await pauses(hangUp, 2)).toEqual([100, 200]);
+  expect(await measureBackoffs(hangUp, 2)).toEqual([100, 200]);
 });
 
-test.each([true, false])('ends at once on disposal, also while it waits (engine reachable: %s)', async (there) => {
-  isThere = there;
-  const following = follow();
-  await becomes(() => attempts, 1);
-  await settled();
-  const before = lines.length;
-  await following[Symbol.asyncDispose]();
-  clock.advance(10_000);
-  await settled();
-  expect([attempts, lines.length]).toEqual([1, before]);
-});
+test.each([true, false])(
+  'ends at once on disposal, also while it waits (engine reachable: %s)',
+  async (isEngineReachable) => {
+    isReachable = isEngineReachable;
+    const following = follow();
+    await waitForValue(() => attempts, 1);
+    await flushPendingWork();
+    const linesBefore = logLines.length;
+    await following[Symbol.asyncDispose]();
+    clock.advance(10_000);
+    await flushPendingWork();
+    expect([attempts, logLines.length]).toEqual([1, linesBefore]);
+  },
+);

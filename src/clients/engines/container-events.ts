@@ -4,7 +4,7 @@ import type { DockerClient } from '#wire/docker/client.ts';
 import type { EngineEvent } from '#wire/docker/events.ts';
 import { engineFailure } from './engine-errors.ts';
 
-export interface FollowingParts {
+export interface ContainerEventsParts {
   /** The engine's name. */
   readonly name: string;
   readonly client: Pick<DockerClient, 'events'>;
@@ -28,28 +28,38 @@ const longestPauseMs = 2_000;
  * Events that can change the list of containers. Docker sends `destroy`, Podman `remove`. Podman records the end of a container after it
  * sends `died`, but before it sends `cleanup`.
  */
-const telling = new Set(['create', 'start', 'die', 'died', 'stop', 'cleanup', 'rename', 'destroy', 'remove']);
+const listChangingActions = new Set([
+  'create',
+  'start',
+  'die',
+  'died',
+  'stop',
+  'cleanup',
+  'rename',
+  'destroy',
+  'remove',
+]);
 
 /** Follows the engine's events until disposed of, and reconnects when the engine restarts. */
-export function followContainers(parts: FollowingParts): AsyncDisposable {
-  const end = new AbortController();
-  const over = follow(parts, end.signal);
+export function followContainers(parts: ContainerEventsParts): AsyncDisposable {
+  const stopping = new AbortController();
+  const following = follow(parts, stopping.signal);
   return {
     [Symbol.asyncDispose]: async () => {
-      end.abort();
-      await over;
+      stopping.abort();
+      await following;
     },
   };
 }
 
-async function follow(parts: FollowingParts, signal: AbortSignal): Promise<void> {
+async function follow(parts: ContainerEventsParts, signal: AbortSignal): Promise<void> {
   const { name, clock, log, changed } = parts;
   let isLost = false;
   let hasNotified = false;
-  let pause = firstPauseMs;
+  let pauseMs = firstPauseMs;
   while (!signal.aborted) {
-    const since = clock.elapsed();
-    const why = await once(parts, signal, () => {
+    const startedAt = clock.elapsed();
+    const streamEnd = await readEvents(parts, signal, () => {
       if (isLost) log.info('a container engine answers again', { engine: name });
       isLost = false;
       hasNotified = true;
@@ -57,25 +67,25 @@ async function follow(parts: FollowingParts, signal: AbortSignal): Promise<void>
       changed();
     });
     if (signal.aborted) return;
-    if (!isLost) log.warn('lost the connection to a container engine', { engine: name, ...why });
+    if (!isLost) log.warn('lost the connection to a container engine', { engine: name, ...streamEnd });
     isLost = true;
-    // Also if the engine is not reachable at the start: the listener then finds that out.
+    // Notify also if the engine is unreachable at the start: the listener then learns that.
     if (!hasNotified) changed();
     hasNotified = true;
     // Back off even if it answered, in case it always hangs up at once.
-    pause = clock.elapsed() - since > longestPauseMs ? firstPauseMs : Math.min(pause * 2, longestPauseMs);
-    await clock.sleep(pause, signal).catch(() => undefined);
+    pauseMs = clock.elapsed() - startedAt > longestPauseMs ? firstPauseMs : Math.min(pauseMs * 2, longestPauseMs);
+    await clock.sleep(pauseMs, signal).catch(() => undefined);
   }
 }
 
 /** Runs until the event stream ends or fails to open. Returns why, and what to do. */
-async function once(parts: FollowingParts, signal: AbortSignal, opened: () => void): Promise<StreamEnd> {
+async function readEvents(parts: ContainerEventsParts, signal: AbortSignal, opened: () => void): Promise<StreamEnd> {
   const { name, client, clock, changed } = parts;
   try {
-    // Ask for events from a moment ago, so that none is missed between the list that is now taken and the first event.
+    // Request events since now, so that no event between the caller's listing and the start of the stream is missed.
     const events = await client.events({ types: ['container'], since: clock.now() }, signal);
     opened();
-    for await (const event of events) if (isTelling(event)) changed();
+    for await (const event of events) if (isListChange(event)) changed();
     return { why: 'it ended' };
   } catch (thrown) {
     const { message, action } = engineFailure(thrown, name);
@@ -84,4 +94,5 @@ async function once(parts: FollowingParts, signal: AbortSignal, opened: () => vo
 }
 
 /** Ignores what happens inside a container (`exec_start: …`) and its health (`health_status: …`). */
-const isTelling = ({ type, action }: EngineEvent): boolean => type === 'container' && telling.has(action);
+const isListChange = ({ type, action }: EngineEvent): boolean =>
+  type === 'container' && listChangingActions.has(action);

@@ -1,7 +1,7 @@
 import { readFile, stat } from 'node:fs/promises';
 import type { Container } from '#wire/docker/containers.ts';
 import { DockerError } from '#wire/docker/errors.ts';
-import { hidden } from './network-errors.ts';
+import { networkHidden } from './network-errors.ts';
 
 /** The namespace as the engine reports it, or that of the container's first process if /proc shows it. */
 export async function namespaceOf({ id, name, sandbox, state: { pid } }: Container): Promise<string> {
@@ -9,12 +9,12 @@ export async function namespaceOf({ id, name, sandbox, state: { pid } }: Contain
   // In another pid namespace than the engine's, the pid may belong to another process.
   const groups = await readFile(`/proc/${pid}/cgroup`, 'utf8').catch(() => '');
   if (pid > 0 && groups.includes(id)) return `/proc/${pid}/ns/net`;
-  throw hidden(name, sandbox);
+  throw networkHidden(name, sandbox);
 }
 
 const isNamespace = async (path: string): Promise<boolean> => {
   try {
-    // If the namespace is not mounted on the file, the file is on another file system than all namespaces (nsfs).
+    // A bind-mounted namespace is on nsfs; a leftover empty file is not.
     return (await stat(path)).dev === (await stat('/proc/self/ns/net')).dev;
   } catch {
     return false;
@@ -22,7 +22,7 @@ const isNamespace = async (path: string): Promise<boolean> => {
 };
 
 /** Undefined: the engine has no such object. */
-export async function unlessMissing<T>(call: Promise<T>): Promise<T | undefined> {
+export async function undefinedIfMissing<T>(call: Promise<T>): Promise<T | undefined> {
   try {
     return await call;
   } catch (thrown) {

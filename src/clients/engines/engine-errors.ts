@@ -14,7 +14,7 @@ export function engineFailure(cause: unknown, engine: string): StowageError {
     case 'canceled':
       return cause.cause instanceof StowageError ? cause.cause : canceled(cause);
     case 'refused':
-      return refused(cause, engine);
+      return requestRefused(cause, engine);
     case 'garbled':
       return new StowageError(
         `container engine ${engine} sent an answer that Stowage does not understand (${cause.message})`,
@@ -51,7 +51,7 @@ function unreachable(cause: DockerError, engine: string): StowageError {
   });
 }
 
-function refused(cause: DockerError, engine: string): StowageError {
+function requestRefused(cause: DockerError, engine: string): StowageError {
   const isDenied = cause.status === 401 || cause.status === 403;
   return new StowageError(`container engine ${engine} refused the request (${cause.message})`, {
     code: isDenied ? 'denied' : 'unavailable',

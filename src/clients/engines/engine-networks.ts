@@ -6,29 +6,29 @@ import { type StowageError, stowageError } from '#core/errors.ts';
 import type { DockerClient } from '#wire/docker/client.ts';
 import type { Container } from '#wire/docker/containers.ts';
 import { DockerError } from '#wire/docker/errors.ts';
-import { namespaceOf, unlessMissing } from './container-namespace.ts';
+import { namespaceOf, undefinedIfMissing } from './container-namespace.ts';
 import { engineFailure } from './engine-errors.ts';
 import { createNetworkAnchors } from './network-anchors.ts';
 import {
   hostNetworkHidden,
+  noContainerOrNetwork,
   noEngine,
   noNetworkAtAll,
   noNetworkYet,
   severalNetworks,
   sharedNetworkGone,
-  unknownPlace,
 } from './network-errors.ts';
 
 /** The networks of container engines, and those of their containers. */
 export interface EngineNetworks {
   /**
    * `docker:NETWORK` and `podman:NETWORK`: the namespace of an anchor, a container whose only purpose is to be attached to the network.
-   * `container:NAME`, or a bare name, which may be a container or a network: its namespace; the container need not run. Anything else is
-   * returned unchanged, as it names a namespace itself.
+   * `container:NAME`: the container's namespace, also while the container is stopped. A bare name: a container or a network. Anything else
+   * names a namespace itself and is returned unchanged.
    */
-  readonly find: FindNamespace;
-  /** Removes anchors of networks that are not among `used` and were not asked for recently. */
-  tidy(used: ReadonlySet<string>, signal: AbortSignal): Promise<void>;
+  readonly findNamespace: FindNamespace;
+  /** Removes anchors of networks that are not among `used` and were not requested recently. */
+  removeUnusedAnchors(used: ReadonlySet<string>, signal: AbortSignal): Promise<void>;
 }
 
 export interface EngineNetworksParts {
@@ -52,12 +52,12 @@ export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks
     return engine;
   }
 
-  /** Asks the engines in order and returns the first answer. Throws an engine's failure only if no other engine has one. */
-  async function firstAnswer<T>(look: (engine: DockerClient, kind: EngineKind) => Promise<T | undefined>) {
+  /** Queries the engines in order and returns the first result. If no engine has one, throws the first failure. */
+  async function firstAnswer<T>(query: (engine: DockerClient, kind: EngineKind) => Promise<T | undefined>) {
     const failures: StowageError[] = [];
     for (const [kind, engine] of engines) {
       try {
-        const found = await look(engine, kind);
+        const found = await query(engine, kind);
         if (found !== undefined) return found;
       } catch (thrown) {
         if (!(thrown instanceof DockerError) || thrown.failure === 'canceled') throw thrown;
@@ -68,14 +68,14 @@ export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks
     return undefined;
   }
 
-  const ofContainer = (name: string, signal: AbortSignal): Promise<string | undefined> =>
+  const findContainerNamespace = (name: string, signal: AbortSignal): Promise<string | undefined> =>
     firstAnswer(async (engine, kind) => {
-      const found = await unlessMissing(engine.container(name, signal));
-      return found && (await containerNetwork(found, kind, engine, signal));
+      const found = await undefinedIfMissing(engine.container(name, signal));
+      return found && (await containerNamespace(found, kind, engine, signal));
     });
 
   /** For a container that does not run: the namespace that it will be in when it starts. */
-  async function containerNetwork(
+  async function containerNamespace(
     found: Container,
     kind: EngineKind,
     engine: DockerClient,
@@ -84,54 +84,54 @@ export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks
     const { name, networkMode, networks, state } = found;
     if (state.running) return await namespaceOf(found);
     if (networkMode === 'host') {
-      if (await hasHostNetwork()) return ownNetwork;
+      if (await hasHostNetwork()) return ownNamespace;
       throw hostNetworkHidden(name);
     }
     if (networkMode === 'none') throw noNetworkAtAll(name);
     if (networkMode.startsWith('container:')) {
-      const other = await unlessMissing(engine.container(networkMode.slice('container:'.length), signal));
+      const other = await undefinedIfMissing(engine.container(networkMode.slice('container:'.length), signal));
       if (other === undefined) throw sharedNetworkGone(name);
-      return await containerNetwork(other, kind, engine, signal);
+      return await containerNamespace(other, kind, engine, signal);
     }
     const [first, ...more] = Object.keys(networks);
     if (first === undefined) throw noNetworkYet(name);
     // A container in several networks has the routes of all of them, but an anchor has only one.
     if (more.length > 0) throw severalNetworks(kind, name, [first, ...more]);
-    return await anchors.namespace({ kind, engine }, first, signal);
+    return await anchors.ensureNamespace({ kind, engine }, first, signal);
   }
 
-  /** If an engine does not answer, it may have a container of that name, so this throws. */
-  const anywhere = async (name: string, signal: AbortSignal): Promise<string | undefined> =>
-    (await ofContainer(name, signal)) ??
+  /** Throws if an engine does not answer: it may have a container of that name. */
+  const findContainerOrNetwork = async (name: string, signal: AbortSignal): Promise<string | undefined> =>
+    (await findContainerNamespace(name, signal)) ??
     (await firstAnswer(async (engine, kind) => {
-      const found = await unlessMissing(engine.network(name, signal));
-      return found && (await anchors.namespace({ kind, engine }, found.name, signal));
+      const found = await undefinedIfMissing(engine.network(name, signal));
+      return found && (await anchors.ensureNamespace({ kind, engine }, found.name, signal));
     }));
 
   async function requireFound(find: Promise<string | undefined>, name: string): Promise<string> {
     const found = await find.catch((thrown: unknown) => Promise.reject(stowageError(thrown)));
-    if (found === undefined) throw unknownPlace(name, [...engines.keys()]);
+    if (found === undefined) throw noContainerOrNetwork(name, [...engines.keys()]);
     return found;
   }
 
   return {
-    find: async (network, signal) => {
+    findNamespace: async (network, signal) => {
       if (network.startsWith('/')) return network;
-      const cut = network.indexOf(':');
-      const [scheme, name] = [network.slice(0, Math.max(cut, 0)), network.slice(cut + 1)];
+      const colon = network.indexOf(':');
+      const [scheme, name] = [network.slice(0, Math.max(colon, 0)), network.slice(colon + 1)];
       switch (scheme) {
         case 'docker':
         case 'podman':
-          return await anchors.namespace({ kind: scheme, engine: engineOf(scheme, name) }, name, signal);
+          return await anchors.ensureNamespace({ kind: scheme, engine: engineOf(scheme, name) }, name, signal);
         case 'container':
-          return await requireFound(ofContainer(name, signal), name);
+          return await requireFound(findContainerNamespace(name, signal), name);
         case '':
-          return await requireFound(anywhere(name, signal), name);
+          return await requireFound(findContainerOrNetwork(name, signal), name);
         default:
           return network;
       }
     },
-    tidy: async (used, signal) => {
+    removeUnusedAnchors: async (used, signal) => {
       for (const [kind, engine] of engines) {
         try {
           await anchors.removeUnused(engine, used, signal);
@@ -145,4 +145,4 @@ export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks
   };
 }
 
-const ownNetwork = '/proc/self/ns/net';
+const ownNamespace = '/proc/self/ns/net';

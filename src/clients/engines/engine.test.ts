@@ -21,7 +21,7 @@ const kinds = [
 ] as const;
 
 /** Keeps lines of level info and above. */
-function keptLog(): Log & { readonly lines: string[] } {
+function createRecordingLog(): Log & { readonly lines: string[] } {
   const lines: string[] = [];
   const keep = (message: string, facts?: Facts): void => void lines.push(`${message}: ${String(facts?.['engine'])}`);
   const log = { lines, debug: () => undefined, info: keep, warn: keep, error: keep, with: () => log };
@@ -30,52 +30,64 @@ function keptLog(): Log & { readonly lines: string[] } {
 
 describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
   describe.skipIf(needs('root', 'mount', kind, 'busybox'))('and its containers', () => {
-    let real: TestEngine;
+    let testEngine: TestEngine;
     let engine: ContainerEngine;
     let image: string;
     let plugin: TrivialPlugin;
-    const log = keptLog();
-    const open = new AsyncDisposableStack();
+    const log = createRecordingLog();
+    const cleanups = new AsyncDisposableStack();
 
     beforeAll(async () => {
-      real = open.use(await start(end.signal));
-      plugin = open.use(await startTrivialPlugin(real, 'stowage'));
-      open.use(await startTrivialPlugin(real, 'stowage-local'));
-      image = await loadBusybox(real, end.signal);
-      engine = open.use(createContainerEngine({ name: kind, kind, socket: real.socket, clock: systemClock(), log }));
+      testEngine = cleanups.use(await start(end.signal));
+      plugin = cleanups.use(await startTrivialPlugin(testEngine, 'stowage'));
+      cleanups.use(await startTrivialPlugin(testEngine, 'stowage-local'));
+      image = await loadBusybox(testEngine, end.signal);
+      engine = cleanups.use(
+        createContainerEngine({ name: kind, kind, socket: testEngine.socket, clock: systemClock(), log }),
+      );
       for (const [name, driver] of Object.entries({ photos: 'stowage', films: 'stowage-local' }))
-        await real.run('volume', 'create', '--driver', driver, name);
+        await testEngine.run('volume', 'create', '--driver', driver, name);
     });
-    afterAll(() => open.disposeAsync());
+    afterAll(() => cleanups.disposeAsync());
 
-    const seen = async (): Promise<readonly string[]> =>
+    const listedStates = async (): Promise<readonly string[]> =>
       (await engine.containers(scope)).map(({ name, running }) => `${name} ${running ? 'runs' : 'ended'}`).sort();
-    const sleeping = ['--stop-timeout', '0', '--network', 'none'];
+    const containerOptions = ['--stop-timeout', '0', '--network', 'none'];
     const create = (name: string, volume: string): Promise<string> =>
-      real.run('create', ...sleeping, '--name', name, '--volume', `${volume}:/data`, image, 'sleep', '1000');
+      testEngine.run(
+        'create',
+        ...containerOptions,
+        '--name',
+        name,
+        '--volume',
+        `${volume}:/data`,
+        image,
+        'sleep',
+        '1000',
+      );
 
     test('are listed from their creation to their removal', async () => {
       const id = await create('one', 'photos');
       expect(await engine.containers(scope)).toEqual([
         { id, name: 'one', running: true, live: false, volumes: [{ plugin: 'stowage', name: 'photos' }] },
       ]);
-      await real.run('start', 'one');
-      expect(await seen()).toEqual(['one runs']);
-      await real.run('pause', 'one');
-      expect(await seen()).toEqual(['one runs']);
-      await real.run('unpause', 'one');
-      await real.run('stop', 'one');
-      expect(await seen()).toEqual(['one ended']);
-      await real.run('rm', 'one');
-      expect(await seen()).toEqual([]);
+      await testEngine.run('start', 'one');
+      expect(await listedStates()).toEqual(['one runs']);
+      await testEngine.run('pause', 'one');
+      expect(await listedStates()).toEqual(['one runs']);
+      await testEngine.run('unpause', 'one');
+      await testEngine.run('stop', 'one');
+      expect(await listedStates()).toEqual(['one ended']);
+      await testEngine.run('rm', 'one');
+      expect(await listedStates()).toEqual([]);
     });
 
-    test('are listed with each volume of ours once, and no other volumes', async () => {
-      await using _ = { [Symbol.asyncDispose]: async () => void (await real.run('rm', 'some', 'none')) };
-      await real.run('volume', 'create', 'plain');
+    test('are listed with each Stowage volume once, and without other volumes', async () => {
+      await using _ = { [Symbol.asyncDispose]: async () => void (await testEngine.run('rm', 'some', 'none')) };
+      await testEngine.run('volume', 'create', 'plain');
       const volumes = ['photos:/a', 'photos:/b', 'films:/c', 'plain:/d', '/etc:/e'].flatMap((one) => ['--volume', one]);
-      await real.run('create', ...sleeping, '--name', 'some', ...volumes, image, 'true');
-      await real.run('create', ...sleeping, '--name', 'none', '--volume', 'plain:/d', image, 'true');
+      await testEngine.run('create', ...containerOptions, '--name', 'some', ...volumes, image, 'true');
+      await testEngine.run('create', ...containerOptions, '--name', 'none', '--volume', 'plain:/d', image, 'true');
       const found = await engine.containers(scope);
       expect(found.map(({ name }) => name)).toEqual(['some']);
       expect(new Set(found[0]?.volumes)).toEqual(
@@ -87,35 +99,35 @@ describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
       expect(found[0]?.volumes).toHaveLength(2);
     });
 
-    test('cause events when they change, but not for what happens inside them', async () => {
+    test('trigger the callback when they change, but not for processes started inside them', async () => {
       let count = 0;
       await using _ = engine.follow(() => {
         count++;
       });
-      const becomes = (expected: number) => expect.poll(() => count).toBe(expected);
-      await becomes(1);
+      const countBecomes = (expected: number) => expect.poll(() => count).toBe(expected);
+      await countBecomes(1);
       await create('two', 'photos');
-      await becomes(2);
-      await real.run('start', 'two');
-      await becomes(3);
-      await real.run('exec', 'two', 'true');
-      await real.run('rename', 'two', 'three');
+      await countBecomes(2);
+      await testEngine.run('start', 'two');
+      await countBecomes(3);
+      await testEngine.run('exec', 'two', 'true');
+      await testEngine.run('rename', 'two', 'three');
       // Events arrive in order, so an event for the exec would have arrived before.
-      await becomes(4);
-      await real.run('stop', 'three');
+      await countBecomes(4);
+      await testEngine.run('stop', 'three');
       await expect.poll(() => count).toBeGreaterThan(4);
-      await real.run('rm', 'three');
+      await testEngine.run('rm', 'three');
       await expect.poll(() => count).toBeGreaterThan(5);
     });
 
-    test.each(['stop', 'kill'] as const)('are listed again after the engine’s %s and start', async (how) => {
+    test.each(['stop', 'kill'] as const)('are listed again after the engine’s %s and start', async (ending) => {
       let count = 0;
       log.lines.length = 0;
       const following = engine.follow(() => {
         count++;
       });
       await expect.poll(() => count).toBe(1);
-      await real[how]();
+      await testEngine[ending]();
       await expect.poll(() => log.lines).toEqual([`lost the connection to a container engine: ${kind}`]);
       await expect(engine.containers(scope)).rejects.toMatchObject({
         code: 'unavailable',
@@ -123,7 +135,7 @@ describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
         message: expect.stringMatching(`^container engine ${kind} does not answer \\(GET /.*: connect E`),
       });
       expect(count).toBe(1);
-      await real.start();
+      await testEngine.start();
       await expect.poll(() => count).toBe(2);
       expect(log.lines).toEqual([
         `lost the connection to a container engine: ${kind}`,
@@ -132,18 +144,18 @@ describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
       await create('after', 'films');
       await expect.poll(() => count).toBe(3);
       await following[Symbol.asyncDispose]();
-      await real.run('rm', 'after');
-      expect(await seen()).toEqual([]);
+      await testEngine.run('rm', 'after');
+      expect(await listedStates()).toEqual([]);
       expect(count).toBe(3);
     });
 
-    test('mount with ids that belong to the engine', async () => {
-      const started = plugin.calls.length;
+    test('mount with ids that identify the engine', async () => {
+      const callsBefore = plugin.calls.length;
       for (const name of ['first', 'second'])
-        await real.run(
+        await testEngine.run(
           'run',
           '--detach',
-          ...sleeping,
+          ...containerOptions,
           '--name',
           name,
           '--volume',
@@ -152,18 +164,20 @@ describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
           'sleep',
           '1000',
         );
-      await real.run('rm', '--force', 'first');
-      await real.run('rm', '--force', 'second');
-      const called = plugin.calls.slice(started).filter(({ method }) => method === 'Mount' || method === 'Unmount');
-      expect(new Set(called.map(engineKindOf))).toEqual(new Set([kind]));
+      await testEngine.run('rm', '--force', 'first');
+      await testEngine.run('rm', '--force', 'second');
+      const pluginCalls = plugin.calls
+        .slice(callsBefore)
+        .filter(({ method }) => method === 'Mount' || method === 'Unmount');
+      expect(new Set(pluginCalls.map(engineKindOf))).toEqual(new Set([kind]));
       // Podman counts itself: the first container mounts, the last one unmounts.
-      expect(called.map(({ method }) => method)).toEqual(
+      expect(pluginCalls.map(({ method }) => method)).toEqual(
         kind === 'podman' ? ['Mount', 'Unmount'] : ['Mount', 'Mount', 'Unmount', 'Unmount'],
       );
-      expect(new Set(called.map(({ id }) => id)).size).toBe(kind === 'podman' ? 1 : 2);
+      expect(new Set(pluginCalls.map(({ id }) => id)).size).toBe(kind === 'podman' ? 1 : 2);
     });
 
-    test('have the users of this machine', async () => {
+    test('are not reported as user-remapped', async () => {
       expect(await engine.remapsUsers(scope)).toBe(false);
     });
   });
@@ -183,7 +197,7 @@ describe.skipIf(needs('root', 'mount', 'docker'))('a real engine that remaps use
   });
 });
 
-describe('the answers of engines', () => {
+describe('responses of engines', () => {
   let scripted: ScriptedEngine;
   let engine: ContainerEngine & Disposable;
   let answer: unknown;
@@ -240,7 +254,7 @@ describe('the answers of engines', () => {
     ['nfsvol', undefined],
     ['', undefined],
   ])(
-    'a volume of the driver “%s” belongs to our plugin %s, or may be ours under another name',
+    'a volume of the driver “%s” belongs to the Stowage plugin %s; with undefined, the plugin may have an alias',
     async (driver, plugin) => {
       answer = [container('running', driver)];
       const found = (await engine.containers(scope)).flatMap(({ volumes }) => volumes);
@@ -283,9 +297,9 @@ describe('the answers of engines', () => {
       ...([200, {}, 'unavailable', 'engine-answer'] as const),
       'container engine it sent an answer that Stowage does not understand (GET /containers/json: the answer is not a list)',
     ],
-  ] as const)('an error %s %j becomes %s', async (said, body, code, reason, message) => {
+  ] as const)('an error %s %j becomes %s', async (httpStatus, body, code, reason, message) => {
     answer = body;
-    status = said;
+    status = httpStatus;
     await using _ = {
       [Symbol.asyncDispose]: async () => {
         status = 200;
@@ -294,34 +308,34 @@ describe('the answers of engines', () => {
     await expect(engine.containers(scope)).rejects.toMatchObject({ code, reason, message });
   });
 
-  test('user remapping is known while the engine answers nothing else, and is asked for again after its restart', async () => {
+  test('user remapping is cached while the engine does not answer, and is queried again after its restart', async () => {
     let options: readonly string[] = ['name=userns'];
     let isBusy = false;
-    await using own = await startScriptedEngine((path, _request, response) => {
+    await using scriptedEngine = await startScriptedEngine((path, _request, response) => {
       if (path === '/events') response.flushHeaders();
       else if (!isBusy) response.end(JSON.stringify({ SecurityOptions: options }));
     });
-    using other = createContainerEngine({
+    using freshEngine = createContainerEngine({
       name: 'it',
       kind: 'podman',
-      socket: own.socket,
+      socket: scriptedEngine.socket,
       clock: systemClock(),
       log: silentLog(),
     });
-    await using _ = other.follow(() => undefined);
-    const asked = (): number => own.requests.filter((one) => one.endsWith('/info')).length;
+    await using _ = freshEngine.follow(() => undefined);
+    const infoRequestCount = (): number => scriptedEngine.requests.filter((one) => one.endsWith('/info')).length;
     await expect
       .poll(async () => {
-        const before = asked();
-        return (await other.remapsUsers(scope)) && before === asked();
+        const requestsBefore = infoRequestCount();
+        return (await freshEngine.remapsUsers(scope)) && requestsBefore === infoRequestCount();
       })
       .toBe(true);
     isBusy = true;
-    expect(await other.remapsUsers(scope)).toBe(true);
+    expect(await freshEngine.remapsUsers(scope)).toBe(true);
     [isBusy, options] = [false, []];
-    await own.stop();
-    await own.start();
-    await expect.poll(() => other.remapsUsers(scope)).toBe(false);
+    await scriptedEngine.stop();
+    await scriptedEngine.start();
+    await expect.poll(() => freshEngine.remapsUsers(scope)).toBe(false);
   });
 
   test('a cancelled caller gets the reason of its signal', async () => {

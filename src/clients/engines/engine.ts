@@ -32,18 +32,18 @@ export function createContainerEngine(parts: ContainerEngineParts): ContainerEng
       throw engineFailure(thrown, name);
     }
   }
-  let remaps: boolean | undefined;
-  const learnRemaps = async (signal: AbortSignal): Promise<boolean> =>
+  let cachedRemapping: boolean | undefined;
+  const queryRemapping = async (signal: AbortSignal): Promise<boolean> =>
     (await withEngineErrors(client.info(signal))).securityOptions.some(isRemapping);
   // Needed when a volume is mounted, but Podman answers nothing while it waits for a mount, so query it in advance. It cannot
   // change unless the engine restarts.
-  const learn = async (signal: AbortSignal): Promise<void> => {
-    remaps = await learnRemaps(signal).catch(() => remaps);
+  const cacheRemapping = async (signal: AbortSignal): Promise<void> => {
+    cachedRemapping = await queryRemapping(signal).catch(() => cachedRemapping);
   };
   return {
     name,
     kind,
-    containers: async ({ signal }) => (await withEngineErrors(client.containers(signal))).flatMap(seen),
+    containers: async ({ signal }) => (await withEngineErrors(client.containers(signal))).flatMap(toSeenContainers),
     follow: (changed, found) =>
       followContainers({
         name,
@@ -53,39 +53,39 @@ export function createContainerEngine(parts: ContainerEngineParts): ContainerEng
         changed,
         opened: (signal) => {
           found?.();
-          void learn(signal);
+          void cacheRemapping(signal);
         },
       }),
-    remapsUsers: async ({ signal }) => remaps ?? (await learnRemaps(signal)),
+    remapsUsers: async ({ signal }) => cachedRemapping ?? (await queryRemapping(signal)),
     [Symbol.dispose]: () => client[Symbol.dispose](),
   };
 }
 
-/** `docker rm -v` removes the volume after it; a container whose removal failed (`dead`) is never started again. */
-const leaving: readonly string[] = ['removing', 'dead'];
+/** `docker rm -v` removes the volumes after the container; a container whose removal failed (`dead`) is never started again. */
+const leavingStates: readonly string[] = ['removing', 'dead'];
 /** Podman's `stopped` means that a container ended but is not cleaned up yet. Containers in an unknown state count as running. */
-const ended: readonly string[] = ['exited', 'stopped'];
+const endedStates: readonly string[] = ['exited', 'stopped'];
 
 /** Docker's and Podman's states of a container that was created but not started: it has nothing mounted, or is about to mount. */
-const unstarted: readonly string[] = ['created', 'configured', 'initialized'];
+const unstartedStates: readonly string[] = ['created', 'configured', 'initialized'];
 
-function seen({ id, names: [name = id], state, mounts }: ListedContainer): readonly SeenContainer[] {
-  if (leaving.includes(state)) return [];
-  const named = new Map(
+function toSeenContainers({ id, names: [name = id], state, mounts }: ListedContainer): readonly SeenContainer[] {
+  if (leavingStates.includes(state)) return [];
+  const pluginVolumes = new Map(
     mounts.flatMap(({ type, driver, name: volume }) => {
-      if (type !== 'volume' || driver === enginesOwn) return [];
+      if (type !== 'volume' || driver === builtInDriver) return [];
       const plugin = pluginOf(driver);
       return [[JSON.stringify([plugin, volume]), { plugin, name: volume }] as const];
     }),
   );
-  const running = !ended.includes(state);
-  const live = running && !unstarted.includes(state);
+  const running = !endedStates.includes(state);
+  const live = running && !unstartedStates.includes(state);
   // Each volume once, however often the container mounts it.
-  return named.size === 0 ? [] : [{ id, name, running, live, volumes: [...named.values()] }];
+  return pluginVolumes.size === 0 ? [] : [{ id, name, running, live, volumes: [...pluginVolumes.values()] }];
 }
 
 /** The engine's built-in driver, whose volumes are never ours. */
-const enginesOwn = 'local';
+const builtInDriver = 'local';
 
 /**
  * A managed plugin has the name of its image: `registry.example/team/stowage:1.2`. Undefined: the plugin has another name, given by

@@ -8,7 +8,7 @@ import type { Container, ListedContainer } from '#wire/docker/containers.ts';
 import { DockerError } from '#wire/docker/errors.ts';
 import { containerLabels } from '../container-labels.ts';
 import { anchorImage, anchorImageTar } from './anchor-image.ts';
-import { namespaceOf, unlessMissing } from './container-namespace.ts';
+import { namespaceOf, undefinedIfMissing } from './container-namespace.ts';
 import { engineFailure } from './engine-errors.ts';
 import { noNetwork } from './network-errors.ts';
 
@@ -21,8 +21,8 @@ interface ContainerEngine {
 /** Anchors: containers whose only purpose is to be attached to a network of their engine. */
 export interface NetworkAnchors {
   /** The namespace of the network's anchor, which is created if there is none. */
-  namespace(engine: ContainerEngine, network: string, signal: AbortSignal): Promise<string>;
-  /** Removes the anchors of networks that are not among `used` and were not asked for recently. */
+  ensureNamespace(engine: ContainerEngine, network: string, signal: AbortSignal): Promise<string>;
+  /** Removes the anchors of networks that are not among `used` and were not requested recently. */
   removeUnused(engine: DockerClient, used: ReadonlySet<string>, signal: AbortSignal): Promise<void>;
 }
 
@@ -33,27 +33,27 @@ interface NetworkAnchorsOptions {
   readonly instance: string;
 }
 
-/** The engine's deadline if a cached answer can be used instead. */
+/** The timeout of an engine request if a cached answer can be used instead. */
 const cachedAnswerMs = 2_000;
-/** Longer than any check takes. */
-const recentMs = 20_000;
+/** Anchors that were requested within this time are kept. Longer than any check takes. */
+const recentUseMs = 20_000;
 
 export function createNetworkAnchors({ clock, log, instance }: NetworkAnchorsOptions): NetworkAnchors {
   const locks = createKeyedLock();
   /** The anchors as last seen: a network keeps working while its engine is down. */
-  const seen = new Map<string, Container>();
-  /** When each network was last asked for: for a store that is being added, for a check, or for a keeper that still runs there. */
+  const lastSeenAnchors = new Map<string, Container>();
+  /** When each network was last requested: for a store that is being added, for a check, or for a keeper that still runs there. */
   const lastUsed = new Map<string, number>();
   const wasUsedRecently = (network: string): boolean =>
-    clock.elapsed() - (lastUsed.get(network) ?? -Infinity) < recentMs;
-  const nameOf = (network: string): string =>
+    clock.elapsed() - (lastUsed.get(network) ?? -Infinity) < recentUseMs;
+  const anchorName = (network: string): string =>
     `stowage-anchor-${createHash('sha256').update(`${instance} ${network}`).digest('hex').slice(0, 12)}`;
 
   /** The existing anchor. Undefined unless it runs and is attached. */
   async function findAnchor(engine: DockerClient, key: string, signal: AbortSignal): Promise<Container | undefined> {
-    const anchor = await unlessMissing(engine.container(nameOf(key), signal));
+    const anchor = await undefinedIfMissing(engine.container(anchorName(key), signal));
     if (anchor?.state.running !== true) return undefined;
-    const found = await unlessMissing(engine.network(networkOf(key), signal));
+    const found = await undefinedIfMissing(engine.network(networkOf(key), signal));
     // The administrator wrote the network's name or its id; engines report one or the other.
     const isAttached = Object.entries(anchor.networks).some(
       ([name, { networkId }]) => found !== undefined && (networkId === found.id || name === found.name),
@@ -63,14 +63,14 @@ export function createNetworkAnchors({ clock, log, instance }: NetworkAnchorsOpt
 
   async function create(kind: EngineKind, engine: DockerClient, key: string, signal: AbortSignal): Promise<Container> {
     using _ = await locks.hold([key], signal);
-    const already = await findAnchor(engine, key, signal);
-    if (already !== undefined) return already;
-    const [name, network] = [nameOf(key), networkOf(key)];
+    const existing = await findAnchor(engine, key, signal);
+    if (existing !== undefined) return existing;
+    const [name, network] = [anchorName(key), networkOf(key)];
     // If the network was removed and created again under its name, the old network's anchor cannot be started.
-    await unlessMissing(engine.removeContainer(name, signal));
-    if ((await unlessMissing(engine.network(network, signal))) === undefined) throw noNetwork(kind, network);
-    if ((await unlessMissing(engine.image(anchorImage, signal))) === undefined)
-      await engine.loadImage(once(anchorImageTar()), signal);
+    await undefinedIfMissing(engine.removeContainer(name, signal));
+    if ((await undefinedIfMissing(engine.network(network, signal))) === undefined) throw noNetwork(kind, network);
+    if ((await undefinedIfMissing(engine.image(anchorImage, signal))) === undefined)
+      await engine.loadImage(singleChunk(anchorImageTar()), signal);
     const id = await engine.createContainer(
       name,
       {
@@ -98,19 +98,24 @@ export function createNetworkAnchors({ clock, log, instance }: NetworkAnchorsOpt
     }
   }
 
-  async function namespace({ kind, engine }: ContainerEngine, network: string, signal: AbortSignal): Promise<string> {
+  async function ensureNamespace(
+    { kind, engine }: ContainerEngine,
+    network: string,
+    signal: AbortSignal,
+  ): Promise<string> {
     const key = `${kind}:${network}`;
     lastUsed.set(key, clock.elapsed());
-    const before = seen.get(key);
+    const cachedAnchor = lastSeenAnchors.get(key);
     try {
-      using limit = before === undefined ? undefined : clock.deadline(cachedAnswerMs, signal);
+      using limit = cachedAnchor === undefined ? undefined : clock.deadline(cachedAnswerMs, signal);
       const anchor =
         (await findAnchor(engine, key, limit?.signal ?? signal)) ?? (await create(kind, engine, key, signal));
-      seen.set(key, anchor);
+      lastSeenAnchors.set(key, anchor);
       return await namespaceOf(anchor);
     } catch (thrown) {
-      const place = before !== undefined && isSilent(thrown) && !signal.aborted && (await unlessHidden(before));
-      if (place) return place;
+      const cachedNamespace =
+        cachedAnchor !== undefined && isSilent(thrown) && !signal.aborted && (await tryNamespaceOf(cachedAnchor));
+      if (cachedNamespace) return cachedNamespace;
       throw engineFailure(thrown, kind);
     }
   }
@@ -122,13 +127,13 @@ export function createNetworkAnchors({ clock, log, instance }: NetworkAnchorsOpt
       const network = labels[containerLabels.anchor] ?? '';
       using _ = await locks.hold([network], signal);
       if (used.has(network) || wasUsedRecently(network)) continue;
-      seen.delete(network);
+      lastSeenAnchors.delete(network);
       lastUsed.delete(network);
-      await unlessMissing(engine.removeContainer(id, signal));
+      await undefinedIfMissing(engine.removeContainer(id, signal));
     }
   }
 
-  return { namespace, removeUnused };
+  return { ensureNamespace, removeUnused };
 }
 
 const networkOf = (key: string): string => key.slice(key.indexOf(':') + 1);
@@ -136,9 +141,9 @@ const networkOf = (key: string): string => key.slice(key.indexOf(':') + 1);
 const isSilent = (thrown: unknown): boolean =>
   thrown instanceof DockerError && ['unreachable', 'lost', 'deadline'].includes(thrown.failure);
 
-async function* once(bytes: Buffer): AsyncGenerator<Buffer> {
+async function* singleChunk(bytes: Buffer): AsyncGenerator<Buffer> {
   yield bytes;
 }
 
-const unlessHidden = (container: Container): Promise<string | undefined> =>
+const tryNamespaceOf = (container: Container): Promise<string | undefined> =>
   namespaceOf(container).catch(() => undefined);

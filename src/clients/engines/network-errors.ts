@@ -2,7 +2,7 @@ import { dirname } from 'node:path';
 import type { EngineKind } from '#core/containers.ts';
 import { StowageError } from '#core/errors.ts';
 
-export function hidden(name: string, sandbox: string): StowageError {
+export function networkHidden(name: string, sandbox: string): StowageError {
   const folder = dirname(sandbox);
   return new StowageError(
     `the network of container '${name}' is not visible here: ${sandbox === '' ? 'the container shares the network of another one' : `no ${sandbox}`}`,
@@ -77,7 +77,7 @@ export function sharedNetworkGone(name: string): StowageError {
   });
 }
 
-export function unknownPlace(name: string, kinds: readonly EngineKind[]): StowageError {
+export function noContainerOrNetwork(name: string, kinds: readonly EngineKind[]): StowageError {
   return new StowageError(`there is no container or network '${name}'`, {
     code: 'not-found',
     reason: 'engine-place-unknown',

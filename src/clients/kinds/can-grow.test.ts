@@ -35,8 +35,8 @@ describe('a file system', () => {
   test.skipIf(needs('linux', 'xfs', 'ext4')).each(['xfs', 'ext4'] as const)(
     'that is new (%s) grows with its file',
     async (kind) => {
-      using ground = createScratchFolder();
-      const superblock = await readSuperblock(ground.image('v.img', 310, kind));
+      using scratch = createScratchFolder();
+      const superblock = await readSuperblock(scratch.image('v.img', 310, kind));
       if (superblock === undefined) throw new Error('no file system');
       expect(canGrow(superblock, 310 * 2 ** 20)).toBe(false);
       expect(canGrow(superblock, 400 * 2 ** 20)).toBe(true);

@@ -3,14 +3,14 @@ import { minExt4GroupBlocks, minXfsGroupBlocks, type Superblock } from '#base/su
 /** Whether a file of `bytes` bytes has room that its file system, of `blocks` blocks, could grow into. */
 export function canGrow(superblock: Superblock, bytes: number, blocks = superblock.blocks): boolean {
   const { blockBytes, groupBlocks } = superblock;
-  const rest = BigInt(bytes) / blockBytes - blocks;
-  if (rest <= 0n) return false;
-  const wholeGroups = groupBlocks > 0n && (blocks - firstBlock(superblock)) % groupBlocks === 0n;
-  return !wholeGroups || rest >= leastGroup(superblock);
+  const unusedBlocks = BigInt(bytes) / blockBytes - blocks;
+  if (unusedBlocks <= 0n) return false;
+  const hasWholeGroups = groupBlocks > 0n && (blocks - firstBlock(superblock)) % groupBlocks === 0n;
+  return !hasWholeGroups || unusedBlocks >= minGroupBlocks(superblock);
 }
 
 const firstBlock = (superblock: Superblock): bigint => (superblock.kind === 'ext4' ? superblock.firstBlock : 0n);
 
 /** An ext4 group also needs two bitmap blocks. */
-const leastGroup = (superblock: Superblock): bigint =>
+const minGroupBlocks = (superblock: Superblock): bigint =>
   superblock.kind === 'ext4' ? 2n + superblock.inodeTableBlocks + minExt4GroupBlocks : minXfsGroupBlocks;

@@ -21,27 +21,27 @@ import { createKeepers } from '../data-path/keepers.ts';
 import { createLinuxMounter } from '../mounter/linux-mounter.ts';
 import { createTableReader } from '../mounter/mountinfo.ts';
 import { createPathAccess } from '../mounter/path-access.ts';
-import { createRun } from '../mounter/run-program.ts';
+import { createRunProgram } from '../mounter/run-program.ts';
 import { createDirectoryClient } from './directory.ts';
 import { createLoopClient } from './loop.ts';
 import { createNfsClient } from './nfs.ts';
 
 const clock = systemClock();
-const run = createRun(clock);
-const mounter = createLinuxMounter({ clock, run, forbidden: () => [], storeRoots: () => [] });
+const run = createRunProgram(clock);
+const mounter = createLinuxMounter({ clock, run, forbiddenFolders: () => [], storeRoots: () => [] });
 const node = 'here' as NodeName;
 
-function onGround(ground: ScratchFolder) {
-  mkdirSync(join(ground.folder, 'mounts'));
+function scratchFixture(scratch: ScratchFolder) {
+  mkdirSync(join(scratch.folder, 'mounts'));
   return {
     mounter,
-    at: join(ground.folder, 'mounts', newVolumeId()),
+    at: join(scratch.folder, 'mounts', newVolumeId()),
     occupy: (at: string) => void execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=1m', '--', 'test', at]),
     use: (at: string): Disposable => {
       const fd = openSync(at, 'r');
       return { [Symbol.dispose]: () => closeSync(fd) };
     },
-    [Symbol.asyncDispose]: async () => ground[Symbol.dispose](),
+    [Symbol.asyncDispose]: async () => scratch[Symbol.dispose](),
   };
 }
 
@@ -49,11 +49,11 @@ describe.skipIf(needs('root', 'mount'))('directories', () => {
   clientContract(
     'the directory client',
     async () => {
-      const ground = createScratchFolder();
-      const path = join(ground.folder, 'volume');
+      const scratch = createScratchFolder();
+      const path = join(scratch.folder, 'volume');
       mkdirSync(path);
       return {
-        ...onGround(ground),
+        ...scratchFixture(scratch),
         client: createDirectoryClient({ mounter }),
         source: { kind: 'directory', node, path },
         lose: () => rmSync(path, { recursive: true }),
@@ -68,14 +68,14 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('images', () => {
   clientContract(
     'the loop client',
     async () => {
-      const ground = createScratchFolder();
-      const path = ground.image('volume.img', 16, 'ext4');
+      const scratch = createScratchFolder();
+      const path = scratch.image('volume.img', 16, 'ext4');
       return {
-        ...onGround(ground),
+        ...scratchFixture(scratch),
         client: createLoopClient({ mounter, run, clock }),
         source: { kind: 'loop', node, path, filesystem: 'ext4' },
         lose: () => rmSync(path),
-        attached: () => ground.loops(path),
+        attached: () => scratch.loops(path),
       };
     },
     { lose: true, attached: true },
@@ -88,12 +88,12 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
   clientContract(
     'the NFS client',
     async () => {
-      const ground = createScratchFolder();
-      const folder = join(ground.folder, 'keepers');
+      const scratch = createScratchFolder();
+      const folder = join(scratch.folder, 'keepers');
       mkdirSync(folder);
       const keepers = createKeepers({
         clock,
-        log: ground.scope.log,
+        log: scratch.scope.log,
         folder,
         version: 'test',
         onMountsLost: () => undefined,
@@ -109,8 +109,8 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
         accessPath,
         readTable: createTableReader(),
       });
-      const place = onGround(ground);
-      const guarding = startUnmountWatchdog(place.at);
+      const fixture = scratchFixture(scratch);
+      const watchdog = startUnmountWatchdog(fixture.at);
       const source = {
         kind: 'nfs',
         hosts: [exported.server.host],
@@ -136,7 +136,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
           quota: undefined,
         },
       } as const;
-      const { signal } = ground.scope;
+      const { signal } = scratch.scope;
       const keeperPid = (): number => {
         const fd = connectTo(join(folder, 'host', 'sock'));
         const { pid } = peerCredentials(fd);
@@ -145,7 +145,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
       };
       const state = async () => (await keepers.status(signal))[0]?.state;
       return {
-        ...place,
+        ...fixture,
         client,
         source,
         kill: async () => {
@@ -153,8 +153,8 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
           const pids = [keeperPid(), found?.active?.pid, found?.standby?.pid];
           for (const pid of pids) process.kill(pid ?? expect.fail('a process of the data path is missing'), 'SIGKILL');
           await eventually(
-            () => client.findDeadMounts?.([{ source, target: targetAt(place.at) }], ground.scope).catch(() => []),
-            (dead) => dead?.[0] === place.at,
+            () => client.findDeadMounts?.([{ source, target: targetAt(fixture.at) }], scratch.scope).catch(() => []),
+            (dead) => dead?.[0] === fixture.at,
           );
         },
         hang: async (at) => {
@@ -169,26 +169,26 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
           };
         },
         copy: async (at) => {
-          const other = join(ground.folder, 'other');
+          const other = join(scratch.folder, 'other');
           mkdirSync(other);
           // A bind at another path, which the first unmount does not reach.
-          const words = ['sh', '-ec', 'mount --bind "$1" "$2"; echo ready; read -r line', 'sh', at, other];
-          const they = spawn('unshare', [...slaveMounts, ...words], { stdio: ['pipe', 'pipe', 'inherit'] });
-          await once(they.stdout, 'data');
+          const script = ['sh', '-ec', 'mount --bind "$1" "$2"; echo ready; read -r line', 'sh', at, other];
+          const otherNamespace = spawn('unshare', [...slaveMounts, ...script], { stdio: ['pipe', 'pipe', 'inherit'] });
+          await once(otherNamespace.stdout, 'data');
           return {
             [Symbol.asyncDispose]: async () => {
-              they.stdin.end('\n');
-              await once(they, 'close');
+              otherNamespace.stdin.end('\n');
+              await once(otherNamespace, 'close');
             },
           };
         },
         [Symbol.asyncDispose]: async () => {
-          await client.unstage(source, targetAt(place.at), ground.scope, { force: true }).catch(() => undefined);
+          await client.unstage(source, targetAt(fixture.at), scratch.scope, { force: true }).catch(() => undefined);
           await eventually(state, (found) => (found?.mounts ?? 0) === 0);
           await keepers.endIdle(signal);
           await keepers[Symbol.asyncDispose]();
-          guarding[Symbol.dispose]();
-          ground[Symbol.dispose]();
+          watchdog[Symbol.dispose]();
+          scratch[Symbol.dispose]();
         },
       };
     },

@@ -19,100 +19,104 @@ import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder
 import { targetAt } from '#testing/staging-target.ts';
 import { createLinuxMounter } from '../mounter/linux-mounter.ts';
 import { readMountTable } from '../mounter/mountinfo.ts';
-import { createRun } from '../mounter/run-program.ts';
+import { createRunProgram } from '../mounter/run-program.ts';
 import { createUnableMounter } from '../mounter/unable-mounter.ts';
 import { createDirectoryClient } from './directory.ts';
 
 const clock = systemClock();
-const run = createRun(clock);
-const mounter = createLinuxMounter({ clock, run, forbidden: () => [], storeRoots: () => [] });
+const run = createRunProgram(clock);
+const mounter = createLinuxMounter({ clock, run, forbiddenFolders: () => [], storeRoots: () => [] });
 
 describe.skipIf(needs('root', 'mount'))('the directory client', () => {
-  let ground: ScratchFolder;
+  let scratch: ScratchFolder;
   let client: Client<'directory'>;
   let source: Extract<Source, { kind: 'directory' }>;
-  const at = (name: string): string => join(ground.folder, name);
+  const scratchPath = (name: string): string => join(scratch.folder, name);
 
   beforeEach(() => {
-    ground = createScratchFolder();
+    scratch = createScratchFolder();
     client = createDirectoryClient({ mounter });
-    source = { kind: 'directory', node: 'here' as NodeName, path: at('volume') };
-    mkdirSync(at('volume'));
-    writeFileSync(join(at('volume'), 'file'), '');
+    source = { kind: 'directory', node: 'here' as NodeName, path: scratchPath('volume') };
+    mkdirSync(scratchPath('volume'));
+    writeFileSync(join(scratchPath('volume'), 'file'), '');
   });
-  afterEach(() => ground[Symbol.dispose]());
+  afterEach(() => scratch[Symbol.dispose]());
 
   test('stages and unstages, each twice', async () => {
-    for (let n = 0; n < 2; n++) await client.stage(source, targetAt(at('stage')), ground.scope);
-    expect(readdirSync(at('stage'))).toEqual(['file']);
-    expect(ground.mounts()).toEqual([at('stage')]);
-    await client.grow?.(source, targetAt(at('stage')), ground.scope);
-    for (let n = 0; n < 2; n++) await client.unstage(source, targetAt(at('stage')), ground.scope);
-    expect(ground.mounts()).toEqual([]);
-    expect(existsSync(at('stage'))).toBe(false);
-    expect(readdirSync(at('volume'))).toEqual(['file']);
+    for (let n = 0; n < 2; n++) await client.stage(source, targetAt(scratchPath('stage')), scratch.scope);
+    expect(readdirSync(scratchPath('stage'))).toEqual(['file']);
+    expect(scratch.mounts()).toEqual([scratchPath('stage')]);
+    await client.grow?.(source, targetAt(scratchPath('stage')), scratch.scope);
+    for (let n = 0; n < 2; n++) await client.unstage(source, targetAt(scratchPath('stage')), scratch.scope);
+    expect(scratch.mounts()).toEqual([]);
+    expect(existsSync(scratchPath('stage'))).toBe(false);
+    expect(readdirSync(scratchPath('volume'))).toEqual(['file']);
   });
 
   test('continues after a crash, in both directions', async () => {
-    mkdirSync(at('stage'));
-    await client.stage(source, targetAt(at('stage')), ground.scope);
-    await mounter.unmount(at('stage'), ground.scope);
-    await client.unstage(source, targetAt(at('stage')), ground.scope);
-    expect(existsSync(at('stage'))).toBe(false);
+    mkdirSync(scratchPath('stage'));
+    await client.stage(source, targetAt(scratchPath('stage')), scratch.scope);
+    await mounter.unmount(scratchPath('stage'), scratch.scope);
+    await client.unstage(source, targetAt(scratchPath('stage')), scratch.scope);
+    expect(existsSync(scratchPath('stage'))).toBe(false);
   });
 
   test("denies set-uid programs and devices that a container's root left, at the stage and at its binds", async () => {
-    execFileSync('mknod', [join(at('volume'), 'device'), 'c', '1', '3']);
-    mkdirSync(at('target'));
+    execFileSync('mknod', [join(scratchPath('volume'), 'device'), 'c', '1', '3']);
+    mkdirSync(scratchPath('target'));
     // A crash can happen between the bind and its flags.
-    mkdirSync(at('stage'));
-    await run('mount', ['-o', 'bind', '--', at('volume'), at('stage')], ground.scope);
-    expect(readFileSync(join(at('stage'), 'device'), 'utf8')).toBe('');
-    await client.stage(source, targetAt(at('stage')), ground.scope);
-    await mounter.bind(at('stage'), at('target'), { readOnly: false }, ground.scope);
-    for (const place of [at('stage'), at('target')]) {
-      expect((await readMountTable()).at(place)?.options).toEqual(expect.arrayContaining(['rw', 'nosuid', 'nodev']));
-      expect(() => readFileSync(join(place, 'device'))).toThrow('EACCES');
+    mkdirSync(scratchPath('stage'));
+    await run('mount', ['-o', 'bind', '--', scratchPath('volume'), scratchPath('stage')], scratch.scope);
+    expect(readFileSync(join(scratchPath('stage'), 'device'), 'utf8')).toBe('');
+    await client.stage(source, targetAt(scratchPath('stage')), scratch.scope);
+    await mounter.bind(scratchPath('stage'), scratchPath('target'), { readOnly: false }, scratch.scope);
+    for (const mountPoint of [scratchPath('stage'), scratchPath('target')]) {
+      expect((await readMountTable()).mountAt(mountPoint)?.options).toEqual(
+        expect.arrayContaining(['rw', 'nosuid', 'nodev']),
+      );
+      expect(() => readFileSync(join(mountPoint, 'device'))).toThrow('EACCES');
     }
   });
 
   test('does not follow a symbolic link in place of the data', async () => {
-    renameSync(at('volume'), at('elsewhere'));
-    symlinkSync('elsewhere', at('volume'));
-    await expect(client.stage(source, targetAt(at('stage')), ground.scope)).rejects.toMatchObject({
+    renameSync(scratchPath('volume'), scratchPath('elsewhere'));
+    symlinkSync('elsewhere', scratchPath('volume'));
+    await expect(client.stage(source, targetAt(scratchPath('stage')), scratch.scope)).rejects.toMatchObject({
       code: 'conflict',
       reason: 'data-wrong-kind',
-      message: `the volume's data were replaced: ${at('volume')} is not a folder`,
+      message: `the volume's data were replaced: ${scratchPath('volume')} is not a folder`,
     });
-    rmSync(at('volume'));
-    await expect(client.stage(source, targetAt(at('stage')), ground.scope)).rejects.toMatchObject({
+    rmSync(scratchPath('volume'));
+    await expect(client.stage(source, targetAt(scratchPath('stage')), scratch.scope)).rejects.toMatchObject({
       code: 'not-found',
       reason: 'data-missing',
     });
-    expect(ground.mounts()).toEqual([]);
+    expect(scratch.mounts()).toEqual([]);
   });
 
   test('refuses a stage with another volume', async () => {
-    mkdirSync(at('other'));
-    await client.stage({ ...source, path: at('other') }, targetAt(at('stage')), ground.scope);
-    await expect(client.stage(source, targetAt(at('stage')), ground.scope)).rejects.toMatchObject({ code: 'conflict' });
+    mkdirSync(scratchPath('other'));
+    await client.stage({ ...source, path: scratchPath('other') }, targetAt(scratchPath('stage')), scratch.scope);
+    await expect(client.stage(source, targetAt(scratchPath('stage')), scratch.scope)).rejects.toMatchObject({
+      code: 'conflict',
+    });
   });
 
   test('stages data on a read-only file system read-only', async () => {
-    mkdirSync(at('ro'));
-    await mounter.bind(ground.folder, at('ro'), { readOnly: true }, ground.scope);
-    const frozen = { ...source, path: join(at('ro'), 'volume') };
-    for (let n = 0; n < 2; n++) await client.stage(frozen, targetAt(at('stage')), ground.scope);
-    expect(() => writeFileSync(join(at('stage'), 'x'), '')).toThrow('EROFS');
+    mkdirSync(scratchPath('ro'));
+    await mounter.bind(scratch.folder, scratchPath('ro'), { readOnly: true }, scratch.scope);
+    const frozen = { ...source, path: join(scratchPath('ro'), 'volume') };
+    for (let n = 0; n < 2; n++) await client.stage(frozen, targetAt(scratchPath('stage')), scratch.scope);
+    expect(() => writeFileSync(join(scratchPath('stage'), 'x'), '')).toThrow('EROFS');
   });
 
   test('reports an error where mounting is impossible', async () => {
     const unable = createUnableMounter({ why: 'no', action: 'Do.' }, async () => []);
     await expect(
-      createDirectoryClient({ mounter: unable }).stage(source, targetAt(at('stage')), ground.scope),
+      createDirectoryClient({ mounter: unable }).stage(source, targetAt(scratchPath('stage')), scratch.scope),
     ).rejects.toMatchObject({
       reason: 'mount-unable',
     });
-    expect(existsSync(at('stage'))).toBe(false);
+    expect(existsSync(scratchPath('stage'))).toBe(false);
   });
 });

@@ -2,44 +2,48 @@ import type { Scope } from '#base/log.ts';
 import type { SourceOf } from '#core/model.ts';
 import { requireMounting } from '#core/mount-errors.ts';
 import type { Client, Mounter } from '#core/ports.ts';
-import { confined, hasAll } from '../mounter/bind.ts';
+import { confiningFlags, hasFlags } from '../mounter/bind.ts';
 import type { HoldLocal } from '../mounter/hold-local.ts';
-import { createTableReader, type MountTable, same } from '../mounter/mountinfo.ts';
-import { locatedOwn } from '../mounter/paths.ts';
-import { makeStage, removeStage, sourceAt } from './staging.ts';
+import { createTableReader, isSameBind, type MountTable } from '../mounter/mountinfo.ts';
+import { resolveOwnParents } from '../mounter/paths.ts';
+import { locateSource, makeStage, removeStage } from './staging.ts';
 
 export interface DirectoryClientParts {
   readonly mounter: Mounter;
   readonly readTable?: () => Promise<MountTable>;
-  readonly near?: HoldLocal;
+  readonly holdLocal?: HoldLocal;
   /** Waits for programs that a killed Stowage left running. */
-  readonly settled?: (scope: Scope) => Promise<void>;
+  readonly waitForOrphans?: (scope: Scope) => Promise<void>;
 }
 
 /** Compares paths by name, so it is reliable only for paths without symbolic links. */
 function isStaged(table: MountTable, path: string, at: string): boolean {
-  const there = table.at(at);
-  return there !== undefined && same(there, table.shown(path)) && hasAll(there, confined);
+  const currentMount = table.mountAt(at);
+  return (
+    currentMount !== undefined &&
+    isSameBind(currentMount, table.bindIdentity(path)) &&
+    hasFlags(currentMount, confiningFlags)
+  );
 }
 
 /** All paths where the directory, or a part of it, is mounted, by any program, including hidden mounts. */
 function mountsOf({ path }: SourceOf<'directory'>, table: MountTable): readonly string[] {
-  const shown = table.shown(path);
+  const shown = table.bindIdentity(path);
   if (shown === undefined) return [];
-  const below = shown.root === '/' ? '/' : `${shown.root}/`;
-  const same = table.entries.filter(({ device }) => device === shown.device);
-  return same.filter(({ root }) => root === shown.root || root.startsWith(below)).map(({ at }) => at);
+  const prefix = shown.root === '/' ? '/' : `${shown.root}/`;
+  const onDevice = table.entries.filter(({ device }) => device === shown.device);
+  return onDevice.filter(({ root }) => root === shown.root || root.startsWith(prefix)).map(({ at }) => at);
 }
 
 /** Mounts a directory of this node with a bind mount. */
 export function createDirectoryClient({
   mounter,
   readTable = createTableReader(),
-  near = () => undefined,
-  settled = async () => undefined,
+  holdLocal = () => undefined,
+  waitForOrphans = async () => undefined,
 }: DirectoryClientParts): Client<'directory'> {
-  async function isFolderNear(path: string): Promise<boolean> {
-    await using held = near(path, await readTable());
+  async function isLocalFolder(path: string): Promise<boolean> {
+    await using held = holdLocal(path, await readTable());
     return held?.stats.isDirectory() === true;
   }
 
@@ -52,23 +56,23 @@ export function createDirectoryClient({
       requireMounting(mounter);
       // For every target but the first the stage exists already.
       if (isStaged(await readTable(), source.path, at)) return;
-      const path = (await isFolderNear(source.path)) ? source.path : (await sourceAt(source.path, 'folder')).path;
-      const place = await makeStage(at, 'filesystem');
+      const path = (await isLocalFolder(source.path)) ? source.path : (await locateSource(source.path, 'folder')).path;
+      const mountPoint = await makeStage(at, 'filesystem');
       const table = await readTable();
-      const there = table.at(place);
-      // A directory on a read-only file system can be mounted read-only only, and each bind must ask for that.
-      const readOnly = there?.mountReadOnly ?? table.holding(path)?.readOnly === true;
-      await mounter.bind(path, place, { readOnly }, scope);
+      const currentMount = table.mountAt(mountPoint);
+      // A directory on a read-only file system can be mounted read-only only, and each bind must request that.
+      const readOnly = currentMount?.mountReadOnly ?? table.mountContaining(path)?.readOnly === true;
+      await mounter.bind(path, mountPoint, { readOnly }, scope);
     },
     unstage: async (_source, { path: at }, scope) => {
       requireMounting(mounter);
-      const place = locatedOwn(at);
-      if (place === undefined) return;
-      await mounter.unmount(place, scope);
-      await removeStage(place, scope);
+      const mountPoint = resolveOwnParents(at);
+      if (mountPoint === undefined) return;
+      await mounter.unmount(mountPoint, scope);
+      await removeStage(mountPoint, scope);
     },
     mountsOf: async (source, _target, scope) => {
-      await settled(scope);
+      await waitForOrphans(scope);
       return mountsOf(source, await readTable());
     },
   };

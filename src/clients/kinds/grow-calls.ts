@@ -7,8 +7,8 @@ import { lazyBindings, libc, SystemError } from '#base/linux/libc.ts';
  * mounted loop device of the machine: one that stopped answering would block them.
  */
 export interface GrowCalls {
-  xfs(place: string, bytes: number): Promise<void>;
-  ext4(place: string, bytes: number, blockBytes: number): Promise<void>;
+  xfs(mountPoint: string, bytes: number): Promise<void>;
+  ext4(mountPoint: string, bytes: number, blockBytes: number): Promise<void>;
 }
 
 /** ioctl numbers for x86 and arm64, from linux/fs/xfs/libxfs/xfs_fs.h and fs/ext4/ext4.h. */
@@ -31,19 +31,19 @@ async function ioctl(name: keyof typeof request, fd: number, argument: Buffer): 
 }
 
 export const growCalls: GrowCalls = {
-  xfs: async (place, bytes) => {
-    await using top = await open(place, constants.O_RDONLY | constants.O_DIRECTORY);
+  xfs: async (mountPoint, bytes) => {
+    await using folder = await open(mountPoint, constants.O_RDONLY | constants.O_DIRECTORY);
     const geometry = Buffer.alloc(geometryBytes);
-    await ioctl('xfsGeometry', top.fd, geometry);
+    await ioctl('xfsGeometry', folder.fd, geometry);
     const blocks = BigInt(Math.floor(bytes / geometry.readUInt32LE(blockSizeAt)));
     if (blocks <= geometry.readBigUInt64LE(dataBlocksAt)) return;
     const newGeometry = Buffer.alloc(16);
     newGeometry.writeBigUInt64LE(blocks, 0);
     newGeometry.writeUInt32LE(geometry.readUInt32LE(inodePercentAt), 8);
-    await ioctl('xfsGrow', top.fd, newGeometry);
+    await ioctl('xfsGrow', folder.fd, newGeometry);
   },
-  ext4: async (place, bytes, blockBytes) => {
-    await using top = await open(place, constants.O_RDONLY | constants.O_DIRECTORY);
+  ext4: async (mountPoint, bytes, blockBytes) => {
+    await using top = await open(mountPoint, constants.O_RDONLY | constants.O_DIRECTORY);
     const blocks = Buffer.alloc(8);
     blocks.writeBigUInt64LE(BigInt(Math.floor((bytes - (bytes % pageBytes)) / blockBytes)));
     await ioctl('ext4Resize', top.fd, blocks);

@@ -4,7 +4,7 @@ import type { Loop } from '../mounter/attached-loops.ts';
 import { mountFailure } from '../mounter/mount-failure.ts';
 import { CommandFailed } from '../mounter/run-program.ts';
 
-export function damaged(image: string, kind: Superblock['kind'], cause?: unknown): StowageError {
+export function imageDamaged(image: string, kind: Superblock['kind'], cause?: unknown): StowageError {
   const repair = kind === 'xfs' ? `xfs_repair ${image}` : `e2fsck -f ${image}`;
   return new StowageError(`the ${kind} file system in ${image} is damaged and cannot be mounted`, {
     code: 'conflict',
@@ -32,7 +32,7 @@ export function loopMountFailure(image: string, at: string, kind: Superblock['ki
     output.includes('bad superblock') ||
     output.includes("can't read superblock")
   )
-    return damaged(image, kind, cause);
+    return imageDamaged(image, kind, cause);
   return mountFailure(`${image} could not be mounted at ${at}`, cause);
 }
 
@@ -54,11 +54,11 @@ export function attachedReadOnly(image: string, { node }: Loop): StowageError {
   });
 }
 
-export function occupied(place: string, by: string): StowageError {
-  return new StowageError(`something else is mounted at ${place}: ${by}`, {
+export function mountOccupied(mountPoint: string, by: string): StowageError {
+  return new StowageError(`something else is mounted at ${mountPoint}: ${by}`, {
     code: 'conflict',
     reason: 'mount-occupied',
-    action: `Unmount it: umount ${place}`,
+    action: `Unmount it: umount ${mountPoint}`,
   });
 }
 

@@ -48,7 +48,7 @@ test('checks an image after an incomplete search if the kernel says that no proc
   expect(programs).toEqual(['e2fsck']);
 });
 
-test('does not touch an image that a process writes to but the search did not reach', async () => {
+test('does not touch an image that is open for writing by a process that the search did not reach', async () => {
   await using _writer = await open(image, 'r+');
   const thrown = await refusal(growUnmountedExt4(partsWith(0), image, superblock, scope));
   expect(thrown).toMatchObject({ code: 'busy', reason: 'image-busy' });

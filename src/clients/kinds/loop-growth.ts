@@ -8,27 +8,27 @@ import { endsWithin, waitWithGrace } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Loop } from '../mounter/attached-loops.ts';
 import { searchHolders } from '../mounter/holders.ts';
-import { isWrittenByNobody } from '../mounter/image-lock.ts';
-import { CommandFailed, type Run } from '../mounter/run-program.ts';
+import { hasNoWriter } from '../mounter/image-lock.ts';
+import { CommandFailed, type RunProgram } from '../mounter/run-program.ts';
 import { canGrow } from './can-grow.ts';
 import type { GrowCalls } from './grow-calls.ts';
-import { damaged, growFailed, growNeedsUnmount } from './loop-errors.ts';
+import { growFailed, growNeedsUnmount, imageDamaged } from './loop-errors.ts';
 import type { LoopParts } from './loop-parts.ts';
 
 export interface GrowthParts {
   /** See LoopParts. */
-  readonly lockedBy?: number | undefined;
-  readonly run: Run;
+  readonly lockDescriptor?: number | undefined;
+  readonly run: RunProgram;
   readonly clock: Clock;
   readonly growCalls: GrowCalls;
 }
 
 /** A check of a large image takes long, and has to start over if it is stopped. */
-const checkDeadline = 600_000;
-const growDeadline = 30_000;
+const checkTimeoutMs = 600_000;
+const growTimeoutMs = 30_000;
 /** For searching all processes of a busy machine. */
-const searchDeadline = 30_000;
-const leaseDeadline = 5_000;
+const searchTimeoutMs = 30_000;
+const leaseTimeoutMs = 5_000;
 
 /**
  * Grows an ext4 file system that is not mounted. Neither e2fsck nor resize2fs may be stopped half-way, so they outlive a cancelled call
@@ -42,14 +42,14 @@ export async function growUnmountedExt4(
 ): Promise<void> {
   const { size } = await lstat(image);
   if (superblock.clean && !canGrow(superblock, size)) return;
-  await untilNobodyHas(parts, image, scope);
-  const unstoppable = { letFinish: true, deadline: checkDeadline, env: unmountedImage };
+  await waitUntilUnused(parts, image, scope);
+  const unstoppable = { letFinish: true, timeoutMs: checkTimeoutMs, env: unmountedImage };
   try {
     await parts.run('e2fsck', ['-f', '-p', image], scope, unstoppable);
   } catch (cause) {
     // Exit status 1: errors were corrected, plus 2 with `unmountedImage`. With any other the image must not be mounted.
     if (!(cause instanceof CommandFailed)) throw cause;
-    if (cause.exit !== 1 && cause.exit !== 3) throw damaged(image, 'ext4', cause);
+    if (cause.exit !== 1 && cause.exit !== 3) throw imageDamaged(image, 'ext4', cause);
   }
   const checked = await readSuperblock(image);
   if (checked === undefined || !canGrow(checked, size)) return;
@@ -60,18 +60,18 @@ export async function growUnmountedExt4(
   }
 }
 
-async function untilNobodyHas(
-  { clock, lockedBy }: Pick<GrowthParts, 'clock' | 'lockedBy'>,
+async function waitUntilUnused(
+  { clock, lockDescriptor }: Pick<GrowthParts, 'clock' | 'lockDescriptor'>,
   image: string,
   scope: Scope,
 ): Promise<void> {
   for (let attempt = 0; attempt < 50; attempt++) {
-    const search = { exactly: true, most: 1, except: lockedBy, ms: searchDeadline };
+    const search = { exactPath: true, maxHolders: 1, exceptFd: lockDescriptor, timeoutMs: searchTimeoutMs };
     const { holders, isComplete } = await searchHolders(image, clock, scope, search);
     const [holder] = holders;
     scope.signal.throwIfAborted();
     if (holder === undefined) {
-      if (isComplete || (await isUnwritten(image, clock))) return;
+      if (isComplete || (await hasNoWriterInTime(image, clock))) return;
       throw holdersUnknown(image);
     }
     scope.log.debug('waiting for the image', { image, pid: holder.pid, command: holder.command });
@@ -84,10 +84,10 @@ async function untilNobodyHas(
   });
 }
 
-/** Asks the kernel whether no process has the image open for writing; both programs would. */
-async function isUnwritten(image: string, clock: Clock): Promise<boolean> {
-  const looking = isWrittenByNobody(image);
-  return (await endsWithin(looking, leaseDeadline, clock)) && (await looking);
+/** Whether no process has the image open for writing, as e2fsck and resize2fs would. False also if the kernel does not answer in time. */
+async function hasNoWriterInTime(image: string, clock: Clock): Promise<boolean> {
+  const writerCheck = hasNoWriter(image);
+  return (await endsWithin(writerCheck, leaseTimeoutMs, clock)) && (await writerCheck);
 }
 
 const holdersUnknown = (image: string): StowageError =>
@@ -97,21 +97,26 @@ const holdersUnknown = (image: string): StowageError =>
     action: `Retry when the machine is less busy. To see which process has the image open: fuser -v ${image}`,
   });
 
-/** Grows the file system while it is mounted at `place`. Does nothing if there is no room to grow into. */
+/** Grows the file system while it is mounted at `mountPoint`. Does nothing if there is no room to grow into. */
 export async function growMounted(
   parts: GrowthParts & Pick<LoopParts, 'loopDevices'>,
-  mounted: { readonly image: string; readonly kind: Superblock['kind']; readonly loop: Loop; readonly place: string },
+  target: {
+    readonly image: string;
+    readonly kind: Superblock['kind'];
+    readonly loop: Loop;
+    readonly mountPoint: string;
+  },
   scope: Scope,
 ): Promise<void> {
-  const { image, kind, loop, place } = mounted;
+  const { image, kind, loop, mountPoint } = target;
   const { size } = await lstat(image);
   await enlargeLoop(parts, loop, size, scope);
   const superblock = await readSuperblock(image);
-  if (superblock !== undefined && !(await worthwhile(superblock, place, size))) return;
+  if (superblock !== undefined && !(await isWorthGrowing(superblock, mountPoint, size))) return;
   const { clock, growCalls } = parts;
-  using limit = clock.deadline(growDeadline, scope.signal);
+  using limit = clock.deadline(growTimeoutMs, scope.signal);
   const blockBytes = Number(superblock?.blockBytes ?? 4096n);
-  const growing = kind === 'xfs' ? growCalls.xfs(place, size) : growCalls.ext4(place, size, blockBytes);
+  const growing = kind === 'xfs' ? growCalls.xfs(mountPoint, size) : growCalls.ext4(mountPoint, size, blockBytes);
   try {
     await waitWithGrace(growing, limit.signal, clock);
   } catch (cause) {
@@ -132,7 +137,7 @@ export async function enlargeLoop(
 }
 
 /** The superblock in the image can lag behind a mounted xfs. statfs does not, but it excludes the blocks of the log. */
-async function worthwhile(superblock: Superblock, place: string, bytes: number): Promise<boolean> {
+async function isWorthGrowing(superblock: Superblock, mountPoint: string, bytes: number): Promise<boolean> {
   if (superblock.kind === 'ext4') return canGrow(superblock, bytes);
-  return canGrow(superblock, bytes, BigInt((await statfs(place)).blocks) + superblock.logBlocks);
+  return canGrow(superblock, bytes, BigInt((await statfs(mountPoint)).blocks) + superblock.logBlocks);
 }

@@ -6,7 +6,7 @@ import { mountTable } from '../mounter/mountinfo.ts';
 import { detachIdle, detachUnused, type LoopParts } from './loop-parts.ts';
 
 const scope: Scope = { signal: new AbortController().signal, log: silentLog() };
-const plain: Loop = {
+const idleLoop: Loop = {
   name: 'loop3',
   node: '/dev/loop3',
   device: '7:3',
@@ -18,7 +18,7 @@ const plain: Loop = {
   sequence: '9',
   stacked: false,
 };
-const stacked: Loop = { ...plain, stacked: true };
+const stackedLoop: Loop = { ...idleLoop, stacked: true };
 
 // Not every machine has a device mapper to stack a device on a real one.
 test('a device with another one stacked on it is in use, and stays attached', async () => {
@@ -26,30 +26,30 @@ test('a device with another one stacked on it is in use, and stays attached', as
   const loopDevices = { detach: async ({ name }: Loop) => detached.push(name) > 0 } as Partial<LoopDevices>;
   const parts = {
     loopDevices,
-    loops: async () => [stacked],
+    listLoops: async () => [stackedLoop],
     readTable: async () => mountTable([]),
-    loopsWith: async (_image: string, loops: readonly Loop[]) => loops,
+    findLoops: async (_image: string, loops: readonly Loop[]) => loops,
   } as unknown as LoopParts;
-  await expect(detachUnused(parts, stacked.file, scope)).rejects.toMatchObject({
+  await expect(detachUnused(parts, stackedLoop.file, scope)).rejects.toMatchObject({
     code: 'in-use',
     message: '/srv/v.img cannot be detached: another block device is stacked on /dev/loop3',
     action: 'Remove that device first. To list it: ls /sys/block/loop3/holders',
   });
-  await detachIdle(parts, stacked.file, scope);
+  await detachIdle(parts, stackedLoop.file, scope);
   expect(detached).toEqual([]);
 });
 
 // Real files cannot be renamed at exactly that moment.
 test('detaches a device although its file is renamed between the read and the detach', async () => {
-  const looks = [plain, { ...plain, file: '/srv/moved.img' }];
-  const asked: string[] = [];
-  const detach = async ({ file }: Loop): Promise<boolean> => asked.push(file) > 1;
+  const listings = [idleLoop, { ...idleLoop, file: '/srv/moved.img' }];
+  const detachedFiles: string[] = [];
+  const detach = async ({ file }: Loop): Promise<boolean> => detachedFiles.push(file) > 1;
   const parts = {
     loopDevices: { detach },
-    loops: async () => [looks.shift()],
+    listLoops: async () => [listings.shift()],
     readTable: async () => mountTable([]),
-    loopsWith: async (_image: string, loops: readonly Loop[]) => loops,
+    findLoops: async (_image: string, loops: readonly Loop[]) => loops,
   } as unknown as LoopParts;
-  await detachUnused(parts, plain.file, scope);
-  expect(asked).toEqual(['/srv/v.img', '/srv/moved.img']);
+  await detachUnused(parts, idleLoop.file, scope);
+  expect(detachedFiles).toEqual(['/srv/v.img', '/srv/moved.img']);
 });

@@ -2,33 +2,39 @@ import { lstat, readFile } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { Mounter } from '#core/ports.ts';
-import { type attachedLoops, isNodeOf, isSameAttachment, type Loop, mountsOf } from '../mounter/attached-loops.ts';
-import { keptName } from '../mounter/loop-calls.ts';
+import {
+  isBindOfNode,
+  isSameAttachment,
+  type Loop,
+  type listAttachedLoops,
+  loopMounts,
+} from '../mounter/attached-loops.ts';
+import { truncatedName } from '../mounter/loop-calls.ts';
 import type { HeldLoop, LoopDevices } from '../mounter/loop-devices.ts';
 import type { LoopFiles } from '../mounter/loop-files.ts';
-import { type MountEntry, type MountTable, same } from '../mounter/mountinfo.ts';
-import { located, unlessMissing } from '../mounter/paths.ts';
-import type { Run } from '../mounter/run-program.ts';
+import { isSameBind, type MountEntry, type MountTable } from '../mounter/mountinfo.ts';
+import { resolveParents, undefinedIfMissing } from '../mounter/paths.ts';
+import type { RunProgram } from '../mounter/run-program.ts';
 import type { GrowCalls } from './grow-calls.ts';
 import { keepsBeingRenamed, noLoopDevice, stillMounted, stillStacked } from './loop-errors.ts';
 
-const mostRenames = 5;
+const maxDetachAttempts = 5;
 
 export interface LoopParts extends LoopFiles {
   readonly mounter: Mounter;
-  readonly run: Run;
+  readonly run: RunProgram;
   readonly clock: Clock;
   readonly readTable: () => Promise<MountTable>;
-  readonly loops: typeof attachedLoops;
+  readonly listLoops: typeof listAttachedLoops;
   readonly loopDevices: LoopDevices;
   readonly growCalls: GrowCalls;
   /** The descriptor through which this call holds the lock of the image. */
-  readonly lockedBy?: number | undefined;
+  readonly lockDescriptor?: number | undefined;
 }
 
 /** The devices whose backing file is the image. */
-export const loopsOn = async (parts: LoopParts, image: string): Promise<readonly Loop[]> =>
-  await parts.loopsWith(image, await parts.loops());
+export const imageLoops = async (parts: LoopParts, image: string): Promise<readonly Loop[]> =>
+  await parts.findLoops(image, await parts.listLoops());
 
 /** Attaches the image to a new device. */
 export async function attachLoop(
@@ -47,7 +53,7 @@ export async function attachLoop(
 
 /**
  * Without direct I/O the data are cached twice, and a loop device on a file of a FUSE file system can deadlock when memory runs
- * short. If the file system below does not support it, nothing changes.
+ * short. If the underlying file system does not support it, nothing changes.
  */
 export async function useDirectIo(parts: LoopParts, loop: Loop, scope: Scope): Promise<void> {
   if ((await readFile(`/sys/block/${loop.name}/loop/dio`, 'utf8').catch(() => '')).trim() === '1') return;
@@ -56,15 +62,15 @@ export async function useDirectIo(parts: LoopParts, loop: Loop, scope: Scope): P
 }
 
 /** Unmounting the stage while copies of it stay mounted would leave the device attached and hide its users. */
-export function refuseOtherMounts(loop: Loop, there: MountEntry, table: MountTable): void {
+export function refuseOtherMounts(loop: Loop, currentMount: MountEntry, table: MountTable): void {
   if (loop.stacked) throw stillStacked(loop);
-  const stage = table.place(there);
-  const others = mountsOf(loop, table).filter((entry) => {
-    const on = table.place(entry);
+  const stage = table.mountPointIdentity(currentMount);
+  const otherMounts = loopMounts(loop, table).filter((entry) => {
+    const mountPointOf = table.mountPointIdentity(entry);
     // Propagation usually unmounts such a copy together with the stage. If not, `detachUnused` refuses it, after the stage is unmounted.
-    return on === undefined || !same(on, stage);
+    return mountPointOf === undefined || !isSameBind(mountPointOf, stage);
   });
-  if (others.length > 0) throw stillMounted(loop.file, places(others));
+  if (otherMounts.length > 0) throw stillMounted(loop.file, pathsOf(otherMounts));
 }
 
 interface VolumeLoops {
@@ -76,38 +82,42 @@ interface VolumeLoops {
   readonly deleted: readonly Loop[];
 }
 
-async function loopsEverOn(parts: LoopParts, path: string): Promise<VolumeLoops> {
-  const all = await parts.loops();
+async function volumeLoops(parts: LoopParts, path: string): Promise<VolumeLoops> {
+  const all = await parts.listLoops();
   // Without devices there is no need to access the image's disk, which may have stopped answering.
   if (all.length === 0) return { all, present: [], deleted: [] };
-  const image = (await located(path)) ?? path;
+  const image = (await resolveParents(path)) ?? path;
   const deleted = all.filter((loop) => loop.deleted && loop.file === image);
-  return { all, present: await parts.loopsWith(image, all), deleted };
+  return { all, present: await parts.findLoops(image, all), deleted };
 }
 
 /**
- * Returns the device whose node is bound at the stage, if it belongs to the volume. The path does not tell, because the image may have been
- * renamed. The device number does not tell either, because another program may have reused it.
+ * Returns the device whose node is bound at the stage, if it belongs to the volume. The path is not enough: the image may have been
+ * renamed. Neither is the device number: another program may have reused it.
  */
-export async function loopShown(parts: LoopParts, path: string, there: MountEntry): Promise<Loop | undefined> {
-  const { all, present, deleted } = await loopsEverOn(parts, path);
-  const known = [...present, ...deleted].find((loop) => isNodeOf(loop, there));
-  const loop = known ?? all.find((one) => isNodeOf(one, there));
+export async function findShownLoop(
+  parts: LoopParts,
+  path: string,
+  currentMount: MountEntry,
+): Promise<Loop | undefined> {
+  const { all, present, deleted } = await volumeLoops(parts, path);
+  const known = [...present, ...deleted].find((loop) => isBindOfNode(loop, currentMount));
+  const loop = known ?? all.find((one) => isBindOfNode(one, currentMount));
   if (loop === undefined || known !== undefined) return known;
-  const image = keptName((await located(path)) ?? path);
+  const image = truncatedName((await resolveParents(path)) ?? path);
   // The kernel truncates longer paths, so the path of another volume of the store can begin like ours.
-  if (keptName(loop.file) === image) return undefined;
-  return (await parts.fileOf(loop))?.attachedAs === image ? loop : undefined;
+  if (truncatedName(loop.file) === image) return undefined;
+  return (await parts.backingFile(loop))?.attachedPath === image ? loop : undefined;
 }
 
 /** Detaches the devices of the file that are neither mounted nor stacked. */
 export async function detachIdle(parts: LoopParts, path: string, scope: Scope): Promise<void> {
-  const { present, deleted } = await loopsEverOn(parts, path);
+  const { present, deleted } = await volumeLoops(parts, path);
   await detachIdleOf(parts, [...present, ...deleted], scope);
 }
 
 /**
- * The same after the stage is unmounted. Returns the devices that it detached. Throws 'in-use' if a device of the volume is mounted, or something is stacked
+ * Detaches the devices of a volume whose stage is unmounted. Returns the devices that it detached. Throws 'in-use' if a device of the volume is mounted, or something is stacked
  * on it. Such a device stays attached: a bind does not hold it open, and after a detach its number could become another file's.
  */
 export async function detachUnused(
@@ -116,34 +126,34 @@ export async function detachUnused(
   scope: Scope,
   shown?: Loop,
 ): Promise<readonly Loop[]> {
-  const { all, present, deleted } = await loopsEverOn(parts, path);
+  const { all, present, deleted } = await volumeLoops(parts, path);
   // If the path has an image again, the deleted one belonged to another volume. Do not wait for its users.
-  const isReplaced = deleted.length > 0 && (await unlessMissing(lstat(path))) !== undefined;
+  const isReplaced = deleted.length > 0 && (await undefinedIfMissing(lstat(path))) !== undefined;
   const wasShown = all.filter((loop) => shown !== undefined && isSameAttachment(loop, shown));
-  const own = new Set([...present, ...wasShown, ...(isReplaced ? [] : deleted)]);
-  const { idle, used } = await detachIdleOf(parts, [...own], scope);
-  const others = deleted.filter((loop) => !own.has(loop));
-  await detachIdleOf(parts, others, scope);
+  const volumeLoopSet = new Set([...present, ...wasShown, ...(isReplaced ? [] : deleted)]);
+  const { idle, used } = await detachIdleOf(parts, [...volumeLoopSet], scope);
+  const replacedLoops = deleted.filter((loop) => !volumeLoopSet.has(loop));
+  await detachIdleOf(parts, replacedLoops, scope);
   const [first] = used;
   if (first?.loop.stacked === true) throw stillStacked(first.loop);
-  if (first !== undefined) throw stillMounted(first.loop.file, places(first.at));
+  if (first !== undefined) throw stillMounted(first.loop.file, pathsOf(first.mounts));
   return idle;
 }
 
-interface Used {
+interface UsedLoop {
   readonly loop: Loop;
-  readonly at: readonly MountEntry[];
+  readonly mounts: readonly MountEntry[];
 }
 
 async function detachIdleOf(
   parts: LoopParts,
   loops: readonly Loop[],
   scope: Scope,
-): Promise<{ readonly idle: readonly Loop[]; readonly used: readonly Used[] }> {
+): Promise<{ readonly idle: readonly Loop[]; readonly used: readonly UsedLoop[] }> {
   if (loops.length === 0) return { idle: [], used: [] };
   const table = await parts.readTable();
-  const all = loops.map((loop) => ({ loop, at: mountsOf(loop, table) }));
-  const used = all.filter(({ loop, at }) => loop.stacked || at.length > 0);
+  const all = loops.map((loop) => ({ loop, mounts: loopMounts(loop, table) }));
+  const used = all.filter(({ loop, mounts }) => loop.stacked || mounts.length > 0);
   const idle = all.filter((one) => !used.includes(one)).map(({ loop }) => loop);
   for (const loop of idle) await detachRenamed(parts, loop, scope);
   return { idle, used };
@@ -152,11 +162,11 @@ async function detachIdleOf(
 /** `detach` compares the path of the file, so it returns false after a rename. Then read the path again and retry. */
 async function detachRenamed(parts: LoopParts, seen: Loop, scope: Scope): Promise<void> {
   let loop: Loop | undefined = seen;
-  for (let attempt = 0; loop !== undefined && attempt < mostRenames; attempt++) {
+  for (let attempt = 0; loop !== undefined && attempt < maxDetachAttempts; attempt++) {
     if (await parts.loopDevices.detach(loop, scope)) return;
-    loop = (await parts.loops()).find((one) => isSameAttachment(one, seen));
+    loop = (await parts.listLoops()).find((one) => isSameAttachment(one, seen));
   }
   if (loop !== undefined) throw keepsBeingRenamed(loop);
 }
 
-const places = (entries: readonly MountEntry[]): readonly string[] => entries.map(({ at }) => at);
+const pathsOf = (entries: readonly MountEntry[]): readonly string[] => entries.map(({ at }) => at);

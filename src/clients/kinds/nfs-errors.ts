@@ -1,7 +1,7 @@
 import { StowageError } from '#core/errors.ts';
 import { KeeperError } from '#keeper/protocol.ts';
 
-export function unenforced(): StowageError {
+export function enforcementUnsupported(): StowageError {
   return new StowageError("the system's NFS client cannot enforce the size of a volume", {
     code: 'unsupported',
     reason: 'enforcement-unsupported',
@@ -9,7 +9,7 @@ export function unenforced(): StowageError {
   });
 }
 
-export function unwritten(files: number): StowageError {
+export function dataUnwritten(files: number): StowageError {
   return new StowageError(
     `${files === 1 ? 'a file has' : `${files} files have`} unwritten data that the server does not accept`,
     {

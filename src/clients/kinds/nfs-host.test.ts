@@ -26,7 +26,7 @@ const way: NfsConnection = {
   readOnly: false,
   quota: undefined,
 };
-const sourceBy = (more: Partial<NfsConnection>, host = 'filer'): Extract<Source, { kind: 'nfs' }> => ({
+const sourceWith = (more: Partial<NfsConnection>, host = 'filer'): Extract<Source, { kind: 'nfs' }> => ({
   kind: 'nfs',
   hosts: [host],
   path: '/export/photos',
@@ -34,7 +34,7 @@ const sourceBy = (more: Partial<NfsConnection>, host = 'filer'): Extract<Source,
 });
 const scope = { signal: new AbortController().signal, log: silentLog() };
 
-async function asked(source: Extract<Source, { kind: 'nfs' }>, mounts = ''): Promise<readonly string[]> {
+async function commandsFor(source: Extract<Source, { kind: 'nfs' }>, mounts = ''): Promise<readonly string[]> {
   const commands: string[] = [];
   const run = async (tool: string, args: readonly string[]): Promise<string> => {
     commands.push([tool, ...args].join(' '));
@@ -56,15 +56,15 @@ test.each([
   ],
   [{ retries: 3 }, 'vers=3,proto=tcp,port=2049,nosuid,nodev,hard,timeo=600,rsize=1048576,wsize=1048576,noresvport'],
 ] as const)('a store with %j mounts with %s', async (more, options) => {
-  expect(await asked(sourceBy(more))).toEqual([`mount.nfs filer:/export/photos /s/mounts/v -o ${options}`]);
+  expect(await commandsFor(sourceWith(more))).toEqual([`mount.nfs filer:/export/photos /s/mounts/v -o ${options}`]);
 });
 
 test('puts an IPv6 address in brackets', async () => {
-  expect((await asked(sourceBy({}, 'fd00::4')))[0]).toContain('mount.nfs [fd00::4]:/export/photos ');
+  expect((await commandsFor(sourceWith({}, 'fd00::4')))[0]).toContain('mount.nfs [fd00::4]:/export/photos ');
 });
 
 test('leaves an existing mount unchanged', async () => {
   const root = '20 1 0:9 / / rw - ext4 /dev/sda rw\n';
-  const there = '30 20 0:40 / /s/mounts/v rw - nfs filer:/export/photos rw\n';
-  expect(await asked(sourceBy({}), `${root}${there}`)).toEqual([]);
+  const existingMount = '30 20 0:40 / /s/mounts/v rw - nfs filer:/export/photos rw\n';
+  expect(await commandsFor(sourceWith({}), `${root}${existingMount}`)).toEqual([]);
 });

@@ -2,12 +2,12 @@ import type { Scope } from '#base/log.ts';
 import type { Source } from '#core/model.ts';
 import { mountFailure } from '../mounter/mount-failure.ts';
 import type { MountTable } from '../mounter/mountinfo.ts';
-import type { Run } from '../mounter/run-program.ts';
+import type { RunProgram } from '../mounter/run-program.ts';
 
 type NfsSource = Extract<Source, { kind: 'nfs' }>;
 
 interface HostParts {
-  readonly run: Run;
+  readonly run: RunProgram;
   readonly readTable: () => Promise<MountTable>;
 }
 
@@ -15,21 +15,24 @@ interface HostParts {
 export async function mountByHost(
   { run, readTable }: HostParts,
   source: NfsSource,
-  place: string,
+  mountPoint: string,
   scope: Scope,
 ): Promise<void> {
-  const from = shown(source);
-  const there = (await readTable()).at(place);
-  if (there?.source === from) return;
+  const mountSource = mountSourceOf(source);
+  const currentMount = (await readTable()).mountAt(mountPoint);
+  if (currentMount?.source === mountSource) return;
   try {
     // Uses mount.nfs, since the kernel's mount call needs the server's address resolved.
-    await run('mount.nfs', [from, place, '-o', hostOptions(source).join(',')], scope, { deadline: 45_000 });
+    await run('mount.nfs', [mountSource, mountPoint, '-o', hostOptions(source).join(',')], scope, {
+      timeoutMs: 45_000,
+    });
   } catch (cause) {
-    throw mountFailure(`the volume could not be mounted at ${place} by the system's NFS client`, cause);
+    throw mountFailure(`the volume could not be mounted at ${mountPoint} by the system's NFS client`, cause);
   }
 }
 
-const shown = ({ hosts: [host], path }: NfsSource): string => `${host.includes(':') ? `[${host}]` : host}:${path}`;
+const mountSourceOf = ({ hosts: [host], path }: NfsSource): string =>
+  `${host.includes(':') ? `[${host}]` : host}:${path}`;
 
 function hostOptions({ way }: NfsSource): readonly string[] {
   const timeo = Math.max(1, Math.round((way.softMs ?? 60_000) / 100));

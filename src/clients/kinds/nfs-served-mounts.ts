@@ -8,24 +8,24 @@ import { fuseType } from '../data-path/fuse-mount.ts';
 import type { KeeperKind } from '../data-path/keeper-kind.ts';
 import type { Keepers } from '../data-path/keepers.ts';
 import type { MountEntry, MountTable } from '../mounter/mountinfo.ts';
-import { locatedOwn } from '../mounter/paths.ts';
-import { unwritten } from './nfs-errors.ts';
+import { resolveOwnParents } from '../mounter/paths.ts';
+import { dataUnwritten } from './nfs-errors.ts';
 
 type NfsSource = SourceOf<'nfs'>;
 
 /** A mount that a keeper of this node serves. */
-export interface OurMount {
+export interface KeeperMount {
   readonly id: string;
   readonly kind: KeeperKind;
 }
 
 /** The mounts that keepers serve, and when they end. */
 export interface ServedMounts extends Required<Pick<Client<'nfs'>, 'isServedElsewhere' | 'findDeadMounts'>> {
-  isServed(mount: OurMount, scope: Scope): Promise<boolean>;
+  isServed(mount: KeeperMount, scope: Scope): Promise<boolean>;
   /** Waits until the data path has ended the unmounted file system. */
-  waitForEnd(mount: OurMount, scope: Scope): Promise<void>;
+  waitForEnd(mount: KeeperMount, scope: Scope): Promise<void>;
   /** Never discard acknowledged writes on unmount. */
-  refuseUnwritten(mount: OurMount, scope: Scope): Promise<void>;
+  refuseUnwritten(mount: KeeperMount, scope: Scope): Promise<void>;
 }
 
 interface ServedMountsOptions {
@@ -35,30 +35,30 @@ interface ServedMountsOptions {
 }
 
 /** How long the kernel gets to end an unmounted file system; after that it is still in use elsewhere. */
-const endingMs = 2_000;
-/** Usually it takes a millisecond. */
-const [firstLookMs, longestLookMs] = [1, 20];
+const endTimeoutMs = 2_000;
+/** A file system usually ends within a millisecond. */
+const [minPollMs, maxPollMs] = [1, 20];
 /** For flushing dirty data to the server; shorter than the deadline of an unmount. */
-const flushMs = 4_000;
-/** For the keeper's answer after that. */
-const answerMs = 1_500;
+const flushTimeoutMs = 4_000;
+/** For the keeper's reply after the flush. */
+const keeperAnswerMs = 1_500;
 
 export function createServedMounts({ keepers, clock, readTable }: ServedMountsOptions): ServedMounts {
-  const isServed = async ({ id, kind }: OurMount, scope: Scope): Promise<boolean> =>
-    (await keepers.holding(id, kind, scope.signal, async ({ isStuck }) => !isStuck)) ?? false;
+  const isServed = async ({ id, kind }: KeeperMount, scope: Scope): Promise<boolean> =>
+    (await keepers.useHolder(id, kind, scope.signal, async ({ isStuck }) => !isStuck)) ?? false;
 
-  async function refuseUnwritten({ id, kind }: OurMount, scope: Scope): Promise<void> {
-    const files = await keepers.holding(id, kind, scope.signal, async (keeper) => {
-      using limit = clock.deadline(flushMs + answerMs, scope.signal);
-      return keeper.isStuck ? 0 : await keeper.flush(id, flushMs, limit.signal);
+  async function refuseUnwritten({ id, kind }: KeeperMount, scope: Scope): Promise<void> {
+    const files = await keepers.useHolder(id, kind, scope.signal, async (keeper) => {
+      using limit = clock.deadline(flushTimeoutMs + keeperAnswerMs, scope.signal);
+      return keeper.isStuck ? 0 : await keeper.flush(id, flushTimeoutMs, limit.signal);
     });
-    if (files !== undefined && files > 0) throw unwritten(files);
+    if (files !== undefined && files > 0) throw dataUnwritten(files);
   }
 
-  async function waitForEnd(ours: OurMount, scope: Scope): Promise<void> {
+  async function waitForEnd(ours: KeeperMount, scope: Scope): Promise<void> {
     const since = clock.elapsed();
-    for (let pauseMs = firstLookMs; await isServed(ours, scope); pauseMs = Math.min(2 * pauseMs, longestLookMs)) {
-      if (clock.elapsed() - since > endingMs) {
+    for (let pauseMs = minPollMs; await isServed(ours, scope); pauseMs = Math.min(2 * pauseMs, maxPollMs)) {
+      if (clock.elapsed() - since > endTimeoutMs) {
         scope.log.info('a volume that was unmounted here is still in use elsewhere; its data path keeps serving it', {
           mount: ours.id,
         });
@@ -70,43 +70,52 @@ export function createServedMounts({ keepers, clock, readTable }: ServedMountsOp
 
   /** Whether the volume is still in use elsewhere on this node. Waits as long as a recent unmount may take to complete. */
   async function elsewhere(_source: NfsSource, { path, volumeId }: StagingTarget, scope: Scope): Promise<boolean> {
-    const place = locatedOwn(path);
-    const here = place === undefined ? undefined : (await readTable()).at(place)?.source;
+    const mountPoint = resolveOwnParents(path);
+    const stagedSource = mountPoint === undefined ? undefined : (await readTable()).mountAt(mountPoint)?.source;
     const since = clock.elapsed();
-    for (let pauseMs = firstLookMs; ; pauseMs = Math.min(2 * pauseMs, longestLookMs)) {
-      const all = await keepers.serving(ownSource(volumeId), scope.signal);
-      if (all.every((id) => id === here)) return false;
-      if (clock.elapsed() - since > endingMs) return true;
+    for (let pauseMs = minPollMs; ; pauseMs = Math.min(2 * pauseMs, maxPollMs)) {
+      const servedIds = await keepers.servedMounts(ownSource(volumeId), scope.signal);
+      if (servedIds.every((id) => id === stagedSource)) return false;
+      if (clock.elapsed() - since > endTimeoutMs) return true;
       await clock.sleep(pauseMs, scope.signal);
     }
   }
 
   const dead: ServedMounts['findDeadMounts'] = async (staged, scope) => {
     const table = await readTable();
-    const dead: string[] = [];
+    const deadPaths: string[] = [];
     for (const { source, target } of staged) {
       const { path, volumeId } = target;
-      const place = locatedOwn(path);
-      if (place === undefined || source.way.client === 'host') continue;
-      const there = table.at(place);
-      if (there === undefined || !(await isServed(ourMount(there, place, volumeId, source), scope))) dead.push(path);
+      const mountPoint = resolveOwnParents(path);
+      if (mountPoint === undefined || source.way.client === 'host') continue;
+      const currentMount = table.mountAt(mountPoint);
+      if (
+        currentMount === undefined ||
+        !(await isServed(keeperMountOf(currentMount, mountPoint, volumeId, source), scope))
+      )
+        deadPaths.push(path);
     }
-    return dead;
+    return deadPaths;
   };
 
   return { isServed, waitForEnd, refuseUnwritten, isServedElsewhere: elsewhere, findDeadMounts: dead };
 }
 
-export function kindOf({ way: { network, sourcePorts } }: NfsSource): KeeperKind {
+export function keeperKindOf({ way: { network, sourcePorts } }: NfsSource): KeeperKind {
   return { network, privilegedPorts: sourcePorts === 'privileged' };
 }
 
-export function ourMount(there: MountEntry, place: string, volumeId: VolumeId, source: NfsSource): OurMount {
-  if (there.type === fuseType && there.source.startsWith(ownSource(volumeId)))
-    return { id: there.source, kind: kindOf(source) };
-  throw new StowageError(`something else is mounted at ${place}: ${there.source} (${there.type})`, {
+export function keeperMountOf(
+  currentMount: MountEntry,
+  mountPoint: string,
+  volumeId: VolumeId,
+  source: NfsSource,
+): KeeperMount {
+  if (currentMount.type === fuseType && currentMount.source.startsWith(ownSource(volumeId)))
+    return { id: currentMount.source, kind: keeperKindOf(source) };
+  throw new StowageError(`something else is mounted at ${mountPoint}: ${currentMount.source} (${currentMount.type})`, {
     code: 'conflict',
     reason: 'mount-occupied',
-    action: `Unmount it: umount ${place}`,
+    action: `Unmount it: umount ${mountPoint}`,
   });
 }

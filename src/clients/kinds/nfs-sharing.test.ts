@@ -28,23 +28,23 @@ const way: NfsConnection = {
   quota: undefined,
 };
 const quota = { bytes: 1024, ledger: 'BAUG' };
-const by = (more: Partial<NfsConnection>): Source => ({
+const sourceWith = (more: Partial<NfsConnection>): Source => ({
   kind: 'nfs',
   hosts: ['nas'],
   path: '/export/a',
   way: { ...way, ...more },
 });
 /** As read back from the database. */
-const kept = (source: Source): Source => JSON.parse(JSON.stringify(source));
+const asStored = (source: Source): Source => JSON.parse(JSON.stringify(source));
 
-function further(wanted: Source, staged: Source): { readonly source: Source; readonly warned: readonly Facts[] } {
-  const warned: Facts[] = [];
-  const log = { ...silentLog(), warn: (_: string, facts?: Facts) => void warned.push(facts ?? {}) };
-  return { source: sharing.sharedSource(volume, wanted, kept(staged), log), warned };
+function joinStaged(requested: Source, staged: Source): { readonly source: Source; readonly warned: readonly Facts[] } {
+  const warnings: Facts[] = [];
+  const log = { ...silentLog(), warn: (_: string, facts?: Facts) => void warnings.push(facts ?? {}) };
+  return { source: sharing.sharedSource(volume, requested, asStored(staged), log), warned: warnings };
 }
 
-test('refuses another mount of a volume with an enforced size where the size is not enforced', () => {
-  expect(() => further(by({ quota }), by({}))).toThrow(
+test('refuses another mount of a volume with an enforced size if the stage does not enforce it', () => {
+  expect(() => joinStaged(sourceWith({ quota }), sourceWith({}))).toThrow(
     expect.objectContaining({
       code: 'conflict',
       reason: 'enforcement-needs-unmount',
@@ -52,32 +52,35 @@ test('refuses another mount of a volume with an enforced size where the size is 
     }),
   );
   const larger = { ...quota, bytes: 2048 };
-  expect(further(by({ quota: larger }), by({ quota }))).toEqual({ source: kept(by({ quota })), warned: [] });
+  expect(joinStaged(sourceWith({ quota: larger }), sourceWith({ quota }))).toEqual({
+    source: asStored(sourceWith({ quota })),
+    warned: [],
+  });
 });
 
-test('another mount has the options of the first one, and the log names those that differ', () => {
-  const first = by({ softMs: 1000, tls: { folder: undefined } });
-  const { source, warned } = further(by({ squash: 'all' }), first);
-  expect(source).toEqual(kept(first));
+test('gives another mount the options of the first one, and logs the options that differ', () => {
+  const first = sourceWith({ softMs: 1000, tls: { folder: undefined } });
+  const { source, warned } = joinStaged(sourceWith({ squash: 'all' }), first);
+  expect(source).toEqual(asStored(first));
   expect(warned).toEqual([{ volume: 'silver/photos', differing: ['tls', 'squash', 'softMs'] }]);
 });
 
-test('logs another group of the next pod, and keeps the first one', () => {
-  const first = by({ squash: 'all', group: 2000 });
-  const { source, warned } = further(by({ squash: 'all', group: 3000 }), first);
-  expect(source).toEqual(kept(first));
+test('keeps the group of the first pod, and logs that the next pod has another one', () => {
+  const first = sourceWith({ squash: 'all', group: 2000 });
+  const { source, warned } = joinStaged(sourceWith({ squash: 'all', group: 3000 }), first);
+  expect(source).toEqual(asStored(first));
   expect(warned).toEqual([{ volume: 'silver/photos', differing: ['group'] }]);
 });
 
 test('ignores a changed address of the server', () => {
-  const moved = by({ addresses: ['10.0.0.2'], port: 20490, root: 'BB==' });
-  expect(further(moved, by({}))).toEqual({ source: kept(by({})), warned: [] });
+  const moved = sourceWith({ addresses: ['10.0.0.2'], port: 20490, root: 'BB==' });
+  expect(joinStaged(moved, sourceWith({}))).toEqual({ source: asStored(sourceWith({})), warned: [] });
 });
 
 test("replaces a dead mount with the same options at the server's current address", () => {
-  const dead = kept(by({ softMs: 1000, squash: 'all', group: 2000 }));
-  const now = by({ addresses: ['10.0.0.2'], port: 20490, root: 'BB==', quota });
-  const moved = { ...now, hosts: ['filer'], path: '/export/b' } as const;
+  const dead = asStored(sourceWith({ softMs: 1000, squash: 'all', group: 2000 }));
+  const current = sourceWith({ addresses: ['10.0.0.2'], port: 20490, root: 'BB==', quota });
+  const moved = { ...current, hosts: ['filer'], path: '/export/b' } as const;
   expect(sharing.remountSource(dead, moved)).toEqual({
     ...moved,
     way: { ...dead.way, addresses: ['10.0.0.2'], port: 20490, root: 'BB==', quota },
@@ -85,10 +88,10 @@ test("replaces a dead mount with the same options at the server's current addres
 });
 
 test('adds the options of a mount once, and nothing without a group', () => {
-  const source = by({ squash: 'all' });
+  const source = sourceWith({ squash: 'all' });
   const use = { readOnly: true, group: 2000 };
-  const once = nfsSources.withMountOptions(source, use);
-  expect(once).toEqual(by({ squash: 'all', group: 2000 }));
-  expect(JSON.stringify(nfsSources.withMountOptions(once, use))).toBe(JSON.stringify(once));
+  const withGroup = nfsSources.withMountOptions(source, use);
+  expect(withGroup).toEqual(sourceWith({ squash: 'all', group: 2000 }));
+  expect(JSON.stringify(nfsSources.withMountOptions(withGroup, use))).toBe(JSON.stringify(withGroup));
   expect(nfsSources.withMountOptions(source, { ...use, group: undefined })).toBe(source);
 });

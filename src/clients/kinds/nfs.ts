@@ -9,35 +9,35 @@ import type { Client, Mounter, StageOptions, StagingTarget } from '#core/ports.t
 import { ownSource } from '#core/volume-staging.ts';
 import { fuseType, mountFuse, setReadAhead } from '../data-path/fuse-mount.ts';
 import type { Keepers } from '../data-path/keepers.ts';
-import { specOf } from '../data-path/nfs-mount-spec.ts';
+import { mountSpecOf } from '../data-path/nfs-mount-spec.ts';
 import type { MountTable } from '../mounter/mountinfo.ts';
 import type { PathAccess } from '../mounter/path-access.ts';
-import { locatedOwn } from '../mounter/paths.ts';
-import type { Run } from '../mounter/run-program.ts';
-import { noAnswer, unenforced } from './nfs-errors.ts';
+import { resolveOwnParents } from '../mounter/paths.ts';
+import type { RunProgram } from '../mounter/run-program.ts';
+import { enforcementUnsupported, noAnswer } from './nfs-errors.ts';
 import { mountByHost } from './nfs-host.ts';
 import { nfsMountsOf } from './nfs-mounts.ts';
-import { createServedMounts, kindOf, ourMount } from './nfs-served-mounts.ts';
+import { createServedMounts, keeperKindOf, keeperMountOf } from './nfs-served-mounts.ts';
 import { nfsSources } from './nfs-sharing.ts';
 import { makeStage, removeStage } from './staging.ts';
 
 export interface NfsClientParts {
   readonly mounter: Mounter;
-  readonly run: Run;
+  readonly run: RunProgram;
   readonly clock: Clock;
   readonly accessPath: PathAccess;
   readonly keepers: Keepers;
   readonly readTable: () => Promise<MountTable>;
   /** Waits for programs that a killed Stowage left running. */
-  readonly settled?: (scope: Scope) => Promise<void>;
+  readonly waitForOrphans?: (scope: Scope) => Promise<void>;
   /** This Stowage's instance. */
   readonly instance: string;
 }
 
 type NfsSource = SourceOf<'nfs'>;
 
-const undoMs = 10_000;
-const initMs = 300;
+const undoTimeoutMs = 10_000;
+const initWaitMs = 300;
 const unending = new AbortController().signal;
 
 /** Mounts a directory of an NFS server with our own data path, which needs only /dev/fuse of the host. */
@@ -46,16 +46,21 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
   const servedMounts = createServedMounts({ keepers, clock, readTable });
 
   /** Removes a mount that is in the mount table but that no data path serves, to make room for a new one. */
-  async function stagedAlready(source: NfsSource, volumeId: VolumeId, place: string, scope: Scope): Promise<boolean> {
-    const there = (await readTable()).at(place);
-    if (there === undefined) return false;
-    const ours = ourMount(there, place, volumeId, source);
+  async function reuseOrRemoveStage(
+    source: NfsSource,
+    volumeId: VolumeId,
+    mountPoint: string,
+    scope: Scope,
+  ): Promise<boolean> {
+    const currentMount = (await readTable()).mountAt(mountPoint);
+    if (currentMount === undefined) return false;
+    const ours = keeperMountOf(currentMount, mountPoint, volumeId, source);
     if (await servedMounts.isServed(ours, scope)) return true;
-    scope.log.warn('replacing a mount that no data path serves', { at: place });
+    scope.log.warn('replacing a mount that no data path serves', { at: mountPoint });
     // Aborts pending requests, since no process will answer them.
-    await mounter.detach(place, scope, { abort: true });
+    await mounter.detach(mountPoint, scope, { abort: true });
     const { id, kind } = ours;
-    await keepers.holding(id, kind, scope.signal, (keeper) => keeper.drop(id, scope.signal));
+    await keepers.useHolder(id, kind, scope.signal, (keeper) => keeper.drop(id, scope.signal));
     return false;
   }
 
@@ -65,31 +70,35 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
     scope: Scope,
     how: StageOptions | undefined,
   ): Promise<void> {
-    const place = await makeStage(path, 'filesystem');
-    if (await stagedAlready(source, volumeId, place, scope)) return;
-    const spec = await specOf(source, parts.instance);
+    const mountPoint = await makeStage(path, 'filesystem');
+    if (await reuseOrRemoveStage(source, volumeId, mountPoint, scope)) return;
+    const spec = await mountSpecOf(source, parts.instance);
     // A new id each time: containers may still use an earlier mount of the volume, which stays served.
     const id = ownSource(volumeId, randomBytes(4).toString('hex'));
-    await keepers.use(kindOf(source), scope.signal, async (keeper) => {
-      await using mounted = await mountFuse(id, place, spec);
+    await keepers.use(keeperKindOf(source), scope.signal, async (keeper) => {
+      await using mounted = await mountFuse(id, mountPoint, spec);
       try {
         await keeper.adopt(id, spec, mounted.fd, scope.signal);
         // If the mount may not be accessed, wait for INIT, after which the kernel resets what was set before.
-        await (how?.skipServerCheck === true ? clock.sleep(initMs, scope.signal) : answers(place, scope));
-        await setReadAhead(await readTable(), place, scope);
+        await (how?.skipServerCheck === true
+          ? clock.sleep(initWaitMs, scope.signal)
+          : requireAnswer(mountPoint, scope));
+        await setReadAhead(await readTable(), mountPoint, scope);
       } catch (cause) {
-        using limit = clock.deadline(undoMs, unending);
+        using limit = clock.deadline(undoTimeoutMs, unending);
         // Also aborts pending requests, above all our own stat.
-        await mounter.detach(place, { ...scope, signal: limit.signal }, { abort: true }).catch(() => undefined);
+        await mounter.detach(mountPoint, { ...scope, signal: limit.signal }, { abort: true }).catch(() => undefined);
         throw cause;
       }
     });
   }
 
   /** Checks that the new mount works. */
-  async function answers(place: string, scope: Scope): Promise<void> {
+  async function requireAnswer(mountPoint: string, scope: Scope): Promise<void> {
     try {
-      await parts.accessPath({ path: place, table: await readTable(), signal: scope.signal }, () => stat(place));
+      await parts.accessPath({ path: mountPoint, table: await readTable(), signal: scope.signal }, () =>
+        stat(mountPoint),
+      );
     } catch (cause) {
       scope.signal.throwIfAborted();
       throw cause instanceof StowageError ? cause : noAnswer(cause);
@@ -113,42 +122,42 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
     },
     unstage: async (source, { path, volumeId }, scope, how) => {
       requireMounting(mounter);
-      const place = locatedOwn(path);
-      if (place === undefined) return;
-      const there = (await readTable()).at(place);
-      if (how?.force === true) await mounter.detach(place, scope, { abort: true });
-      else await mounter.unmount(place, scope);
+      const mountPoint = resolveOwnParents(path);
+      if (mountPoint === undefined) return;
+      const currentMount = (await readTable()).mountAt(mountPoint);
+      if (how?.force === true) await mounter.detach(mountPoint, scope, { abort: true });
+      else await mounter.unmount(mountPoint, scope);
       // The unmount succeeded, whatever the keeper reports.
-      if (there?.type === fuseType)
+      if (currentMount?.type === fuseType)
         await servedMounts
-          .waitForEnd(ourMount(there, place, volumeId, source), scope)
+          .waitForEnd(keeperMountOf(currentMount, mountPoint, volumeId, source), scope)
           .catch((cause: unknown) =>
-            scope.log.info('could not determine whether a mount has ended', { at: place, why: String(cause) }),
+            scope.log.info('could not determine whether a mount has ended', { at: mountPoint, why: String(cause) }),
           );
-      await removeStage(place, scope);
+      await removeStage(mountPoint, scope);
     },
     mountsOf: async (source, target, scope) => {
-      await parts.settled?.(scope);
+      await parts.waitForOrphans?.(scope);
       return nfsMountsOf(source, target.path, await readTable());
     },
     flush: async (source, { path, volumeId }, scope) => {
-      const place = locatedOwn(path);
-      const there = place === undefined ? undefined : (await readTable()).at(place);
-      if (place !== undefined && there?.type === fuseType)
-        await servedMounts.refuseUnwritten(ourMount(there, place, volumeId, source), scope);
+      const mountPoint = resolveOwnParents(path);
+      const currentMount = mountPoint === undefined ? undefined : (await readTable()).mountAt(mountPoint);
+      if (mountPoint !== undefined && currentMount?.type === fuseType)
+        await servedMounts.refuseUnwritten(keeperMountOf(currentMount, mountPoint, volumeId, source), scope);
     },
     findDeadMounts: servedMounts.findDeadMounts,
     daemon: {
       // The key includes the client: mounts of the system's client have no process of ours, so they don't share its state.
       key: ({ way: { client, network, sourcePorts } }) => JSON.stringify([client, network, sourcePorts]),
       findProblem: async (source, _target, scope) =>
-        source.way.client === 'host' ? undefined : await keepers.trouble(kindOf(source), scope.signal),
+        source.way.client === 'host' ? undefined : await keepers.problemOf(keeperKindOf(source), scope.signal),
     },
   };
 }
 
 const refuse = ({ way: { client, quota, sourcePorts } }: NfsSource): void => {
-  if (client === 'host' && quota !== undefined) throw unenforced();
+  if (client === 'host' && quota !== undefined) throw enforcementUnsupported();
   if (typeof sourcePorts !== 'number') return;
   throw new StowageError('volumes of a store with a single source port cannot be mounted: Stowage itself is using it', {
     code: 'unsupported',

@@ -4,12 +4,12 @@ import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Access } from '#core/model.ts';
-import { located, locatedOwn, unlessMissing } from '../mounter/paths.ts';
+import { resolveOwnParents, resolveParents, undefinedIfMissing } from '../mounter/paths.ts';
 
 /** Creates the mount point for a staged volume if it is missing. Returns its path as the mount table shows it. */
 export async function makeStage(at: string, access: Access): Promise<string> {
-  const place = locatedOwn(at);
-  if (place === undefined) {
+  const mountPoint = resolveOwnParents(at);
+  if (mountPoint === undefined) {
     throw new StowageError(`${at} cannot be created: the folder for mounts is missing`, {
       code: 'unavailable',
       reason: 'mounts-folder-missing',
@@ -18,30 +18,31 @@ export async function makeStage(at: string, access: Access): Promise<string> {
   }
   try {
     // The mounted file system has its own permissions; until then no other user may use the mount point.
-    if (access === 'filesystem') mkdirSync(place, { mode: 0o700 });
-    else await (await open(place, 'wx', 0o600)).close();
+    if (access === 'filesystem') mkdirSync(mountPoint, { mode: 0o700 });
+    else await (await open(mountPoint, 'wx', 0o600)).close();
   } catch (cause) {
     if (!isErrno(cause, 'EEXIST')) throw cause;
   }
-  return place;
+  return mountPoint;
 }
 
 /** Keeps and logs a mount point that is not empty: something was written there while nothing was mounted. */
-export async function removeStage(place: string, scope: Scope): Promise<void> {
+export async function removeStage(mountPoint: string, scope: Scope): Promise<void> {
   try {
     // Synchronous, and without a stat: rmdir fails on a mount point without contacting its server.
-    if (isFolderGone(place)) return;
-    const found = await unlessMissing(lstat(place));
-    if (found?.size === 0) await unlink(place);
+    if (tryRemoveFolder(mountPoint)) return;
+    const found = await undefinedIfMissing(lstat(mountPoint));
+    if (found?.size === 0) await unlink(mountPoint);
   } catch (cause) {
-    if (!isErrno(cause, 'ENOENT')) scope.log.warn('stage left in place', { at: place, why: String(cause) });
+    if (!isErrno(cause, 'ENOENT'))
+      scope.log.warn('failed to remove the mount point of a stage', { at: mountPoint, why: String(cause) });
   }
 }
 
 /** False: it is a file. */
-function isFolderGone(place: string): boolean {
+function tryRemoveFolder(mountPoint: string): boolean {
   try {
-    rmdirSync(place);
+    rmdirSync(mountPoint);
     return true;
   } catch (cause) {
     if (isErrno(cause, 'ENOTDIR')) return false;
@@ -50,17 +51,17 @@ function isFolderGone(place: string): boolean {
 }
 
 /** Locates the volume's data. Never follows a symbolic link, which could lead anywhere on this machine. */
-export async function sourceAt(path: string, kind: 'folder' | 'file'): Promise<{ path: string; bytes: number }> {
-  const place = await located(path);
-  const found = place === undefined ? undefined : await unlessMissing(lstat(place));
-  if (place === undefined || found === undefined) {
+export async function locateSource(path: string, kind: 'folder' | 'file'): Promise<{ path: string; bytes: number }> {
+  const location = await resolveParents(path);
+  const found = location === undefined ? undefined : await undefinedIfMissing(lstat(location));
+  if (location === undefined || found === undefined) {
     throw new StowageError(`the volume's data are missing: there is no ${path}`, {
       code: 'not-found',
       reason: 'data-missing',
       action: 'Restore the data, or delete the volume. To see what else is missing: stowage store check',
     });
   }
-  if (kind === 'folder' ? found.isDirectory() : found.isFile()) return { path: place, bytes: found.size };
+  if (kind === 'folder' ? found.isDirectory() : found.isFile()) return { path: location, bytes: found.size };
   throw new StowageError(`the volume's data were replaced: ${path} is not a ${kind}`, {
     code: 'conflict',
     reason: 'data-wrong-kind',

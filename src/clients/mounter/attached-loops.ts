@@ -26,28 +26,28 @@ export interface Loop {
 const deletedSuffix = ' (deleted)';
 
 /** Reads sysfs only, which opens no device: closing a device with autoclear would detach it. */
-export async function attachedLoops(sys = '/sys/block'): Promise<readonly Loop[]> {
+export async function listAttachedLoops(sys = '/sys/block'): Promise<readonly Loop[]> {
   const names = (await readdir(sys).catch(() => [])).filter((name) => /^loop\d+$/.test(name));
   const loops = await Promise.all(names.map((name) => readLoop(sys, name)));
   return loops.filter((loop) => loop !== undefined);
 }
 
 async function readLoop(sys: string, name: string): Promise<Loop | undefined> {
-  const read = async (file: string): Promise<string> =>
+  const readAttribute = async (file: string): Promise<string> =>
     (await readFile(`${sys}/${name}/${file}`, 'utf8')).replace(/\n$/, '');
   try {
-    const backing = await read('loop/backing_file');
+    const backing = await readAttribute('loop/backing_file');
     const deleted = backing.endsWith(deletedSuffix);
     return {
       name,
       node: `/dev/${name}`,
-      device: await read('dev'),
+      device: await readAttribute('dev'),
       file: deleted ? backing.slice(0, -deletedSuffix.length) : backing,
       deleted,
-      bytes: Number(await read('size')) * 512,
-      readOnly: (await read('ro')) === '1',
-      autoclear: (await read('loop/autoclear')) === '1',
-      sequence: await read('diskseq').catch(() => undefined),
+      bytes: Number(await readAttribute('size')) * 512,
+      readOnly: (await readAttribute('ro')) === '1',
+      autoclear: (await readAttribute('loop/autoclear')) === '1',
+      sequence: await readAttribute('diskseq').catch(() => undefined),
       stacked: (await readdir(`${sys}/${name}/holders`)).length > 0,
     };
   } catch {
@@ -56,16 +56,16 @@ async function readLoop(sys: string, name: string): Promise<Loop | undefined> {
   }
 }
 
-/** Whether both are the same attachment; its file may have been renamed. Kernels before 5.15 identify an attachment by its file only. */
+/** Whether both loops are the same attachment; the file may have been renamed in between. Kernels before 5.15 identify an attachment by its file only. */
 export const isSameAttachment = (one: Loop, other: Loop): boolean =>
   one.name === other.name && (other.sequence === undefined ? one.file === other.file : one.sequence === other.sequence);
 
 /** Whether the entry is a bind mount of the device's node. /dev is a devtmpfs, in a container a tmpfs. */
-export function isNodeOf(loop: Loop, entry: MountEntry): boolean {
+export function isBindOfNode(loop: Loop, entry: MountEntry): boolean {
   return ['devtmpfs', 'tmpfs'].includes(entry.type) && entry.root === `/${loop.name}`;
 }
 
 /** The mounts of the device's file system and of its node. */
-export function mountsOf(loop: Loop, table: MountTable): readonly MountEntry[] {
-  return table.entries.filter((entry) => entry.device === loop.device || isNodeOf(loop, entry));
+export function loopMounts(loop: Loop, table: MountTable): readonly MountEntry[] {
+  return table.entries.filter((entry) => entry.device === loop.device || isBindOfNode(loop, entry));
 }

@@ -5,13 +5,13 @@ import type { Mounter } from '#core/ports.ts';
 import { type HeldPath, holdOwnPath, holdPath, movedAway } from './held-path.ts';
 import { mountFailure } from './mount-failure.ts';
 import type { MounterParts } from './mounter-parts.ts';
-import { type BindIdentity, type MountEntry, same } from './mountinfo.ts';
-import { checkPath, located } from './paths.ts';
-import { inChild } from './run-program.ts';
-import { bindThroughScratch, inherited } from './scratch-bind.ts';
+import { type BindIdentity, isSameBind, type MountEntry } from './mountinfo.ts';
+import { checkPath, resolveParents } from './paths.ts';
+import { descriptorPath } from './run-program.ts';
+import { bindThroughScratch, inheritedFlags } from './scratch-bind.ts';
 
 /** Set-uid programs and device nodes that a container's root put into a volume must not work for users of the host. */
-export const confined = ['nosuid', 'nodev'];
+export const confiningFlags = ['nosuid', 'nodev'];
 
 /** The bound path, the mount through which it is seen, and what a bind of it shows. */
 interface Origin {
@@ -20,92 +20,94 @@ interface Origin {
   readonly shown: BindIdentity | undefined;
 }
 
-export const hasAll = ({ options }: MountEntry, flags: readonly string[]): boolean =>
+export const hasFlags = ({ options }: MountEntry, flags: readonly string[]): boolean =>
   flags.every((flag) => options.includes(flag));
 
-const undoMs = 5_000;
+const undoTimeoutMs = 5_000;
 const unending = new AbortController().signal;
 
-export function createBind(parts: MounterParts, takeAway: Mounter['unmount']): Mounter['bind'] {
-  const { clock, run, calls, readTable, accessPath, near, places, isOwn } = parts;
+export function createBind(parts: MounterParts, unmountLocked: Mounter['unmount']): Mounter['bind'] {
+  const { clock, run, calls, readTable, accessPath, holdLocal, mountLocks, isOwn } = parts;
 
   async function bind(from: string, at: string, how: { readonly readOnly: boolean }, scope: Scope): Promise<void> {
     checkPath(at);
     checkPath(from);
-    using _alone = await places.hold([at], scope.signal);
+    using _alone = await mountLocks.hold([at], scope.signal);
     const table = await readTable();
     const { signal } = scope;
     // Usually `from` contains no symbolic links, so try without resolving it first.
-    const find = (): Promise<HeldPath> => holdPath(from).catch(async () => await existing(from, await located(from)));
-    await using origin = near(from, table) ?? (await accessPath({ path: from, table, signal }, find));
-    const shown = table.shown(origin.path);
-    const there = table.at(at);
+    const holdOrigin = (): Promise<HeldPath> =>
+      holdPath(from).catch(async () => await holdExisting(from, await resolveParents(from)));
+    await using origin = holdLocal(from, table) ?? (await accessPath({ path: from, table, signal }, holdOrigin));
+    const shown = table.bindIdentity(origin.path);
+    const currentMount = table.mountAt(at);
     // A block device bound onto a file must stay usable, so no `nodev`.
-    const flags = [...(origin.stats.isDirectory() ? confined : []), ...(how.readOnly ? ['ro'] : [])];
-    if (there !== undefined) {
-      if (!same(there, shown)) throw occupied(at, there);
-      if (there.mountReadOnly && !how.readOnly) throw alreadyReadOnly(at);
-      if (hasAll(there, flags)) return;
+    const flags = [...(origin.stats.isDirectory() ? confiningFlags : []), ...(how.readOnly ? ['ro'] : [])];
+    if (currentMount !== undefined) {
+      if (!isSameBind(currentMount, shown)) throw mountOccupied(at, currentMount);
+      if (currentMount.mountReadOnly && !how.readOnly) throw alreadyReadOnly(at);
+      if (hasFlags(currentMount, flags)) return;
       // A remount would change only this mount, not the copies that other mount namespaces received, so unmount it and bind again.
-      await takeAway(at, scope);
+      await unmountLocked(at, scope);
     }
-    const source = table.holding(origin.path);
+    const source = table.mountContaining(origin.path);
     if (source?.readOnly === true && !how.readOnly) throw sourceReadOnly(from);
-    const now = there === undefined ? table : await readTable();
-    await using place = isOwn(at)
-      ? await existing(at, at, holdOwnPath)
-      : (near(at, now) ?? (await accessPath({ path: at, table: now, signal }, () => existing(at, at))));
-    refuseMixed(origin, place);
-    await mountBind({ origin, source, shown }, place, flags, scope);
+    const currentTable = currentMount === undefined ? table : await readTable();
+    await using target = isOwn(at)
+      ? await holdExisting(at, at, holdOwnPath)
+      : (holdLocal(at, currentTable) ??
+        (await accessPath({ path: at, table: currentTable, signal }, () => holdExisting(at, at))));
+    requireSameKind(origin, target);
+    await mountBind({ origin, source, shown }, target, flags, scope);
   }
 
   async function mountBind(
     { origin, source, shown }: Origin,
-    place: HeldPath,
+    target: HeldPath,
     flags: readonly string[],
     scope: Scope,
   ): Promise<void> {
     try {
-      // Uses open descriptors, so nothing else can be mounted there now, and the flags are set from the start. Only the place can have been moved.
-      if (calls.bindAs(origin, place, flags)) {
-        if (place.where() !== place.path) throw movedAway(place.path);
+      // Uses open descriptors, so nothing else can be mounted there now, and the flags are set from the start. Only the target can have been moved.
+      if (calls.bindWithFlags(origin, target, flags)) {
+        if (target.currentPath() !== target.path) throw movedAway(target.path);
         return;
       }
-      if (source !== undefined && hasAll(source, flags)) calls.bind(origin, place);
-      else bindThroughScratch(parts, origin, place, [...new Set([...inherited(source), ...flags])]);
-      const there = (await readTable()).at(place.path);
-      if (there === undefined || !same(there, shown)) throw movedAway(place.path);
-      if (!hasAll(there, flags)) throw flagsRefused(place.path, flags);
+      if (source !== undefined && hasFlags(source, flags)) calls.bind(origin, target);
+      else bindThroughScratch(parts, origin, target, [...new Set([...inheritedFlags(source), ...flags])]);
+      const currentMount = (await readTable()).mountAt(target.path);
+      if (currentMount === undefined || !isSameBind(currentMount, shown)) throw movedAway(target.path);
+      if (!hasFlags(currentMount, flags)) throw flagsRefused(target.path, flags);
     } catch (cause) {
-      await undo(place, shown, scope);
-      throw mountFailure(`${origin.path} could not be mounted at ${place.path}`, cause);
+      await undo(target, shown, scope);
+      throw mountFailure(`${origin.path} could not be mounted at ${target.path}`, cause);
     }
   }
 
-  /** A mount without the requested flags, or in another place, must not stay. So this continues after the caller has given up. */
-  async function undo(place: HeldPath, shown: BindIdentity | undefined, scope: Scope): Promise<void> {
-    const there = (await readTable()).at(place.where());
-    if (there === undefined || !same(there, shown)) return;
-    using limit = clock.deadline(undoMs, unending);
-    const anyway = { ...scope, signal: limit.signal };
-    const args = ['--lazy', '--no-canonicalize', '--', inChild(0)];
-    await run('umount', args, anyway, { inherited: [place] }).catch((cause: unknown) => {
-      scope.log.error('failed to undo a failed mount', { at: there.at, why: String(cause) });
+  /** A mount without the requested flags, or at another path, must not stay, so this continues after the caller has given up. */
+  async function undo(target: HeldPath, shown: BindIdentity | undefined, scope: Scope): Promise<void> {
+    const currentMount = (await readTable()).mountAt(target.currentPath());
+    if (currentMount === undefined || !isSameBind(currentMount, shown)) return;
+    using limit = clock.deadline(undoTimeoutMs, unending);
+    const undoScope = { ...scope, signal: limit.signal };
+    const args = ['--lazy', '--no-canonicalize', '--', descriptorPath(0)];
+    await run('umount', args, undoScope, { inherited: [target] }).catch((cause: unknown) => {
+      scope.log.error('failed to undo a failed mount', { at: currentMount.at, why: String(cause) });
     });
   }
 
   return bind;
 }
 
-async function existing(
+async function holdExisting(
   path: string,
-  place: string | undefined,
-  hold: (place: string) => HeldPath | Promise<HeldPath> = holdPath,
+  target: string | undefined,
+  hold: (target: string) => HeldPath | Promise<HeldPath> = holdPath,
 ): Promise<HeldPath> {
   try {
-    if (place !== undefined) return await hold(place);
+    if (target !== undefined) return await hold(target);
   } catch (cause) {
-    if (isErrno(cause, 'ENOTCONN', 'ECONNABORTED')) throw unserved(path, cause);
+    if (isErrno(cause, 'ENOTCONN', 'ECONNABORTED')) throw mountUnserved(path, cause);
     if (!isErrno(cause, 'ENOENT', 'ENOTDIR')) throw cause;
   }
   throw new StowageError(`${path} does not exist`, {
@@ -116,15 +118,15 @@ async function existing(
 }
 
 function flagsRefused(at: string, flags: readonly string[]): StowageError {
-  const words = flags.map((flag) => (flag === 'ro' ? 'read-only' : flag)).join(', ');
-  return new StowageError(`the mount at ${at} could not be made ${words}`, {
+  const flagNames = flags.map((flag) => (flag === 'ro' ? 'read-only' : flag)).join(', ');
+  return new StowageError(`the mount at ${at} could not be made ${flagNames}`, {
     code: 'internal',
     reason: 'mount-flags-refused',
     action: 'Check the kernel log (dmesg | tail), and run: stowage doctor',
   });
 }
 
-function unserved(path: string, cause: unknown): StowageError {
+function mountUnserved(path: string, cause: unknown): StowageError {
   return new StowageError(`no process serves the mount at ${path}`, {
     code: 'unavailable',
     reason: 'mount-unanswered',
@@ -133,9 +135,9 @@ function unserved(path: string, cause: unknown): StowageError {
   });
 }
 
-function refuseMixed(origin: HeldPath, place: HeldPath): void {
-  if (origin.stats.isDirectory() === place.stats.isDirectory()) return;
-  const what = `${origin.path} cannot be mounted at ${place.path}`;
+function requireSameKind(origin: HeldPath, target: HeldPath): void {
+  if (origin.stats.isDirectory() === target.stats.isDirectory()) return;
+  const what = `${origin.path} cannot be mounted at ${target.path}`;
   throw new StowageError(`${what}: a folder can only be mounted on a folder, and a file only on a file`, {
     code: 'conflict',
     reason: 'target-kind',
@@ -143,19 +145,19 @@ function refuseMixed(origin: HeldPath, place: HeldPath): void {
   });
 }
 
-function occupied(place: string, there: MountEntry): StowageError {
-  return new StowageError(`something else is mounted at ${place}: ${there.source} (${there.type})`, {
+function mountOccupied(target: string, currentMount: MountEntry): StowageError {
+  return new StowageError(`something else is mounted at ${target}: ${currentMount.source} (${currentMount.type})`, {
     code: 'conflict',
     reason: 'mount-occupied',
-    action: `Unmount it (umount ${place}), or give another path.`,
+    action: `Unmount it (umount ${target}), or give another path.`,
   });
 }
 
-function alreadyReadOnly(place: string): StowageError {
-  return new StowageError(`the volume is already mounted read-only at ${place}`, {
+function alreadyReadOnly(target: string): StowageError {
+  return new StowageError(`the volume is already mounted read-only at ${target}`, {
     code: 'conflict',
     reason: 'mounted-read-only',
-    action: `Unmount ${place} first, or mount the volume read-only.`,
+    action: `Unmount ${target} first, or mount the volume read-only.`,
   });
 }
 

@@ -7,34 +7,34 @@ import { needs } from '#testbed/needs.ts';
 import { mounterContract, unableMounterContract } from '#testing/contracts/mounter.ts';
 import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { createLinuxMounter } from './linux-mounter.ts';
-import { createRun } from './run-program.ts';
+import { createRunProgram } from './run-program.ts';
 import { createUnableMounter } from './unable-mounter.ts';
 
 describe.skipIf(needs('root', 'mount'))('on this kernel', () => {
   mounterContract('the Linux mounter', () => {
-    const ground = createScratchFolder();
-    const [forbidden, published] = [join(ground.folder, 'state'), join(ground.folder, 'state/published')];
-    mkdirSync(published, { recursive: true });
+    const scratch = createScratchFolder();
+    const [forbiddenFolder, publishedFolder] = [join(scratch.folder, 'state'), join(scratch.folder, 'state/published')];
+    mkdirSync(publishedFolder, { recursive: true });
     const clock = systemClock();
     const mounter = createLinuxMounter({
       clock,
-      run: createRun(clock),
-      forbidden: () => [forbidden],
+      run: createRunProgram(clock),
+      forbiddenFolders: () => [forbiddenFolder],
       storeRoots: () => [],
-      published,
+      publishedFolder,
     });
     return {
       mounter,
-      folder: ground.folder,
-      forbidden,
-      published,
+      folder: scratch.folder,
+      forbidden: forbiddenFolder,
+      published: publishedFolder,
       occupy: (at, how) =>
         void execFileSync('mount', ['-t', 'tmpfs', '-o', `size=1m${how?.readOnly ? ',ro' : ''}`, '--', 'test', at]),
       use: (at) => {
         const fd = openSync(at, 'r');
         return { [Symbol.dispose]: () => closeSync(fd) };
       },
-      [Symbol.dispose]: () => ground[Symbol.dispose](),
+      [Symbol.dispose]: () => scratch[Symbol.dispose](),
     };
   });
 });

@@ -6,11 +6,16 @@ import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { needs } from '#testbed/needs.ts';
 import { createMounter, type MounterOptions } from './create-mounter.ts';
-import { createRun } from './run-program.ts';
+import { createRunProgram } from './run-program.ts';
 
 const scope = { signal: new AbortController().signal, log: silentLog() };
 const clock = systemClock();
-const options: MounterOptions = { clock, run: createRun(clock), storeRoots: () => [], forbidden: () => [] };
+const options: MounterOptions = {
+  clock,
+  run: createRunProgram(clock),
+  storeRoots: () => [],
+  forbiddenFolders: () => [],
+};
 
 async function withCapabilities(capEff: string): Promise<AsyncDisposable & { readonly status: string }> {
   const folder = await mkdtempDisposable(join(tmpdir(), 'stowage-'));
@@ -21,8 +26,8 @@ async function withCapabilities(capEff: string): Promise<AsyncDisposable & { rea
 
 describe('the chosen mounter', () => {
   test('without CAP_SYS_ADMIN refuses everything but the list, and says what is needed', async () => {
-    await using who = await withCapabilities('00000000a80425fb');
-    const mounter = await createMounter({ ...options, platform: 'linux', status: who.status });
+    await using processStatus = await withCapabilities('00000000a80425fb');
+    const mounter = await createMounter({ ...options, platform: 'linux', status: processStatus.status });
     const refusal = {
       code: 'unsupported',
       reason: 'mount-unable',

@@ -8,48 +8,48 @@ import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder
 import { createLinuxMounter } from './linux-mounter.ts';
 import { type MountCalls, mountCalls } from './mount-calls.ts';
 import { readMountTable } from './mountinfo.ts';
-import { createRun, type Run } from './run-program.ts';
+import { createRunProgram, type RunProgram } from './run-program.ts';
 
 const clock = systemClock();
-const real = createRun(clock);
+const runProgram = createRunProgram(clock);
 const writable = { readOnly: false };
 
 describe.skipIf(needs('root', 'mount'))('a user who can write to a folder above a target', () => {
-  let ground: ScratchFolder;
+  let scratch: ScratchFolder;
   /** The programs that ran. */
-  let ran: string[];
-  const at = (name: string): string => join(ground.folder, name);
-  const moved = (path: string) => ({
+  let ranTools: string[];
+  const scratchPath = (name: string): string => join(scratch.folder, name);
+  const pathMovedError = (path: string) => ({
     code: 'conflict',
     reason: 'path-moved',
     message: `${path} now leads elsewhere: it was moved, or a symbolic link replaced a part of it`,
   });
 
   beforeEach(() => {
-    ground = createScratchFolder();
-    ran = [];
-    for (const name of ['from', 'theirs/to', 'elsewhere/to']) mkdirSync(at(name), { recursive: true });
-    for (const name of ['file', 'theirs/disk', 'elsewhere/disk']) writeFileSync(at(name), '');
+    scratch = createScratchFolder();
+    ranTools = [];
+    for (const name of ['from', 'theirs/to', 'elsewhere/to']) mkdirSync(scratchPath(name), { recursive: true });
+    for (const name of ['file', 'theirs/disk', 'elsewhere/disk']) writeFileSync(scratchPath(name), '');
   });
-  afterEach(() => ground[Symbol.dispose]());
+  afterEach(() => scratch[Symbol.dispose]());
 
   /** Replaces their folder with a link to another one. */
-  function swap(): void {
-    renameSync(at('theirs'), at('away'));
-    symlinkSync('elsewhere', at('theirs'));
+  function replaceFolderWithLink(): void {
+    renameSync(scratchPath('theirs'), scratchPath('away'));
+    symlinkSync('elsewhere', scratchPath('theirs'));
   }
 
   /** A mounter that is disturbed once: after it read the mount table, or just before it runs a program. */
-  function mounter(disturbed: { readonly afterLook?: () => void; readonly beforeRun?: () => void } = {}): Mounter {
-    let { afterLook, beforeRun } = disturbed;
+  function mounter(disturbed: { readonly afterTableRead?: () => void; readonly beforeRun?: () => void } = {}): Mounter {
+    let { afterTableRead, beforeRun } = disturbed;
     const disturb = (tool: string): void => {
-      ran.push(tool);
+      ranTools.push(tool);
       beforeRun?.();
       beforeRun = undefined;
     };
-    const run: Run = async (tool, ...rest) => {
+    const run: RunProgram = async (tool, ...rest) => {
       disturb(tool);
-      return await real(tool, ...rest);
+      return await runProgram(tool, ...rest);
     };
     const calls: MountCalls = {
       ...mountCalls,
@@ -57,9 +57,9 @@ describe.skipIf(needs('root', 'mount'))('a user who can write to a folder above 
         disturb('mount');
         mountCalls.bind(...places);
       },
-      bindAs: (...about) => {
+      bindWithFlags: (...about) => {
         disturb('mount');
-        return mountCalls.bindAs(...about);
+        return mountCalls.bindWithFlags(...about);
       },
       unmount: (...about) => {
         disturb('umount');
@@ -68,84 +68,107 @@ describe.skipIf(needs('root', 'mount'))('a user who can write to a folder above 
     };
     const readTable: typeof readMountTable = async () => {
       const table = await readMountTable();
-      afterLook?.();
-      afterLook = undefined;
+      afterTableRead?.();
+      afterTableRead = undefined;
       return table;
     };
-    return createLinuxMounter({ clock, run, calls, readTable, forbidden: () => [], storeRoots: () => [] });
+    return createLinuxMounter({ clock, run, calls, readTable, forbiddenFolders: () => [], storeRoots: () => [] });
   }
 
   test.each([
     ['folder', 'from', 'theirs/to'],
     ['file', 'file', 'theirs/disk'],
   ])('cannot redirect the mount of a %s before it is made', async (_, from, to) => {
-    const bound = mounter({ afterLook: swap }).bind(at(from), at(to), writable, ground.scope);
-    await expect(bound).rejects.toMatchObject(moved(at(to)));
-    expect(ran).toEqual([]);
-    expect(ground.mounts()).toEqual([]);
+    const bound = mounter({ afterTableRead: replaceFolderWithLink }).bind(
+      scratchPath(from),
+      scratchPath(to),
+      writable,
+      scratch.scope,
+    );
+    await expect(bound).rejects.toMatchObject(pathMovedError(scratchPath(to)));
+    expect(ranTools).toEqual([]);
+    expect(scratch.mounts()).toEqual([]);
   });
 
   test.each([
     ['folder', 'from', 'theirs/to'],
     ['file', 'file', 'theirs/disk'],
   ])('cannot redirect the mount of a %s while it is made', async (_, from, to) => {
-    const bound = mounter({ beforeRun: swap }).bind(at(from), at(to), writable, ground.scope);
-    await expect(bound).rejects.toMatchObject(moved(at(to)));
-    expect(ran).toEqual(['mount', 'umount']);
-    expect(ground.mounts()).toEqual([]);
+    const bound = mounter({ beforeRun: replaceFolderWithLink }).bind(
+      scratchPath(from),
+      scratchPath(to),
+      writable,
+      scratch.scope,
+    );
+    await expect(bound).rejects.toMatchObject(pathMovedError(scratchPath(to)));
+    expect(ranTools).toEqual(['mount', 'umount']);
+    expect(scratch.mounts()).toEqual([]);
   });
 
   test('cannot replace the target or the source with a link', async () => {
-    const replaced = (path: string) => () => {
-      rmSync(at(path), { recursive: true });
-      symlinkSync(at('elsewhere/to'), at(path));
+    const replaceWithLink = (path: string) => () => {
+      rmSync(scratchPath(path), { recursive: true });
+      symlinkSync(scratchPath('elsewhere/to'), scratchPath(path));
     };
-    const target = mounter({ afterLook: replaced('theirs/to') });
-    await expect(target.bind(at('from'), at('theirs/to'), writable, ground.scope)).rejects.toMatchObject(
-      moved(at('theirs/to')),
+    const target = mounter({ afterTableRead: replaceWithLink('theirs/to') });
+    await expect(
+      target.bind(scratchPath('from'), scratchPath('theirs/to'), writable, scratch.scope),
+    ).rejects.toMatchObject(pathMovedError(scratchPath('theirs/to')));
+    mkdirSync(scratchPath('to'));
+    const source = mounter({ afterTableRead: replaceWithLink('from') });
+    await expect(source.bind(scratchPath('from'), scratchPath('to'), writable, scratch.scope)).rejects.toMatchObject(
+      pathMovedError(scratchPath('from')),
     );
-    mkdirSync(at('to'));
-    const source = mounter({ afterLook: replaced('from') });
-    await expect(source.bind(at('from'), at('to'), writable, ground.scope)).rejects.toMatchObject(moved(at('from')));
-    expect(ground.mounts()).toEqual([]);
+    expect(scratch.mounts()).toEqual([]);
   });
 
   test('cannot have a folder or file created elsewhere', async () => {
     for (const access of ['filesystem', 'block'] as const) {
-      const made = mounter({ afterLook: swap }).makeTarget(at('theirs/to/new'), access, ground.scope);
-      await expect(made).rejects.toMatchObject(moved(at('theirs/to')));
-      expect(readdirSync(at('elsewhere/to'))).toEqual([]);
-      await expect(mounter().makeTarget(at('theirs/new'), access, ground.scope)).rejects.toMatchObject(
-        moved(at('theirs')),
+      const creation = mounter({ afterTableRead: replaceFolderWithLink }).makeTarget(
+        scratchPath('theirs/to/new'),
+        access,
+        scratch.scope,
       );
-      expect(readdirSync(at('elsewhere')).toSorted()).toEqual(['disk', 'to']);
-      rmSync(at('theirs'));
-      renameSync(at('away'), at('theirs'));
+      await expect(creation).rejects.toMatchObject(pathMovedError(scratchPath('theirs/to')));
+      expect(readdirSync(scratchPath('elsewhere/to'))).toEqual([]);
+      await expect(mounter().makeTarget(scratchPath('theirs/new'), access, scratch.scope)).rejects.toMatchObject(
+        pathMovedError(scratchPath('theirs')),
+      );
+      expect(readdirSync(scratchPath('elsewhere')).toSorted()).toEqual(['disk', 'to']);
+      rmSync(scratchPath('theirs'));
+      renameSync(scratchPath('away'), scratchPath('theirs'));
     }
   });
 
   test('cannot have a folder or file removed elsewhere', async () => {
-    for (const folder of ['theirs/to', 'elsewhere/to']) mkdirSync(at(`${folder}/made`));
-    await mounter({ afterLook: swap }).removeTarget(at('theirs/to/made'), ground.scope);
-    await mounter().removeTarget(at('theirs/disk'), ground.scope);
+    for (const folder of ['theirs/to', 'elsewhere/to']) mkdirSync(scratchPath(`${folder}/made`));
+    await mounter({ afterTableRead: replaceFolderWithLink }).removeTarget(scratchPath('theirs/to/made'), scratch.scope);
+    await mounter().removeTarget(scratchPath('theirs/disk'), scratch.scope);
     for (const folder of ['elsewhere', 'away']) {
-      expect(readdirSync(at(folder)).toSorted()).toEqual(['disk', 'to']);
-      expect(readdirSync(at(`${folder}/to`))).toEqual(['made']);
+      expect(readdirSync(scratchPath(folder)).toSorted()).toEqual(['disk', 'to']);
+      expect(readdirSync(scratchPath(`${folder}/to`))).toEqual(['made']);
     }
   });
 
   test('cannot have another mount unmounted or changed', async () => {
     for (const folder of ['theirs', 'elsewhere'])
-      await mounter().bind(at('from'), at(`${folder}/to`), writable, ground.scope);
-    ran = [];
-    const disturbed = mounter({ afterLook: swap });
-    await expect(disturbed.unmount(at('theirs/to'), ground.scope)).rejects.toMatchObject(moved(at('theirs')));
-    rmSync(at('theirs'));
-    renameSync(at('away'), at('theirs'));
-    const tightened = mounter({ afterLook: swap }).bind(at('from'), at('theirs/to'), { readOnly: true }, ground.scope);
-    await expect(tightened).rejects.toMatchObject(moved(at('theirs/to')));
-    expect(ran).toEqual([]);
-    writeFileSync(at('elsewhere/to/written'), '');
-    expect(existsSync(at('from/written'))).toBe(true);
+      await mounter().bind(scratchPath('from'), scratchPath(`${folder}/to`), writable, scratch.scope);
+    ranTools = [];
+    const disturbed = mounter({ afterTableRead: replaceFolderWithLink });
+    await expect(disturbed.unmount(scratchPath('theirs/to'), scratch.scope)).rejects.toMatchObject(
+      pathMovedError(scratchPath('theirs')),
+    );
+    rmSync(scratchPath('theirs'));
+    renameSync(scratchPath('away'), scratchPath('theirs'));
+    const readOnlyBind = mounter({ afterTableRead: replaceFolderWithLink }).bind(
+      scratchPath('from'),
+      scratchPath('theirs/to'),
+      { readOnly: true },
+      scratch.scope,
+    );
+    await expect(readOnlyBind).rejects.toMatchObject(pathMovedError(scratchPath('theirs/to')));
+    expect(ranTools).toEqual([]);
+    writeFileSync(scratchPath('elsewhere/to/written'), '');
+    expect(existsSync(scratchPath('from/written'))).toBe(true);
   });
 });

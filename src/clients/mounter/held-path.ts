@@ -10,10 +10,10 @@ export interface HeldPath extends AsyncDisposable {
   readonly path: string;
   readonly fd: number;
   /** The path through /proc/self/fd. It stays valid in this process, and can be extended with names below it. */
-  readonly through: string;
+  readonly procPath: string;
   readonly stats: Stats;
   /** Where the open file or folder is now. */
-  where(): string;
+  currentPath(): string;
 }
 
 /** open(2): opens the path without opening the file. The value is the same on every processor that Node runs on. */
@@ -23,12 +23,19 @@ export const O_PATH = 0o10000000;
 export async function holdPath(path: string): Promise<HeldPath> {
   const handle = await open(path, O_PATH | constants.O_NOFOLLOW);
   try {
-    const through = `/proc/self/fd/${handle.fd}`;
+    const procPath = `/proc/self/fd/${handle.fd}`;
     // Synchronous: the kernel answers from memory, whatever disk or server the path is on.
-    const where = (): string => readlinkSync(through);
+    const currentPath = (): string => readlinkSync(procPath);
     const stats = await handle.stat();
-    if (stats.isSymbolicLink() || where() !== path) throw movedAway(path);
-    return { path, fd: handle.fd, through, stats, where, [Symbol.asyncDispose]: () => handle.close() };
+    if (stats.isSymbolicLink() || currentPath() !== path) throw movedAway(path);
+    return {
+      path,
+      fd: handle.fd,
+      procPath,
+      stats,
+      currentPath,
+      [Symbol.asyncDispose]: () => handle.close(),
+    };
   } catch (cause) {
     await handle.close();
     throw cause;
@@ -39,11 +46,11 @@ export async function holdPath(path: string): Promise<HeldPath> {
 export function holdOwnPath(path: string): HeldPath {
   const fd = openSync(path, O_PATH | constants.O_NOFOLLOW);
   try {
-    const through = `/proc/self/fd/${fd}`;
-    const where = (): string => readlinkSync(through);
+    const procPath = `/proc/self/fd/${fd}`;
+    const currentPath = (): string => readlinkSync(procPath);
     const stats = fstatSync(fd);
-    if (stats.isSymbolicLink() || where() !== path) throw movedAway(path);
-    return { path, fd, through, stats, where, [Symbol.asyncDispose]: async () => closeSync(fd) };
+    if (stats.isSymbolicLink() || currentPath() !== path) throw movedAway(path);
+    return { path, fd, procPath, stats, currentPath, [Symbol.asyncDispose]: async () => closeSync(fd) };
   } catch (cause) {
     closeSync(fd);
     throw cause;

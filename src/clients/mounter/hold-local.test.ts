@@ -9,38 +9,41 @@ import { createHoldLocal } from './hold-local.ts';
 import { type MountTable, readMountTable } from './mountinfo.ts';
 
 describe.skipIf(needs('root', 'mount'))('the synchronous open on the disk of the records', () => {
-  let ground: ScratchFolder;
+  let scratch: ScratchFolder;
   let table: MountTable;
-  const at = (name: string): string => join(ground.folder, name);
-  const held = async (path: string): Promise<string | undefined> => {
-    await using found: HeldPath | undefined = createHoldLocal(ground.folder)(path, table);
+  const scratchPath = (name: string): string => join(scratch.folder, name);
+  const heldPathOf = async (path: string): Promise<string | undefined> => {
+    await using found: HeldPath | undefined = createHoldLocal(scratch.folder)(path, table);
     return found?.path;
   };
 
   beforeEach(async () => {
-    ground = createScratchFolder();
-    for (const name of ['folder/inner', 'disk']) mkdirSync(at(name), { recursive: true });
-    execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=1m', '--', 'stowage-test', at('disk')]);
+    scratch = createScratchFolder();
+    for (const name of ['folder/inner', 'disk']) mkdirSync(scratchPath(name), { recursive: true });
+    execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=1m', '--', 'stowage-test', scratchPath('disk')]);
     table = await readMountTable();
   });
-  afterEach(() => ground[Symbol.dispose]());
+  afterEach(() => scratch[Symbol.dispose]());
 
   test('opens a folder and a file', async () => {
-    writeFileSync(at('file'), '');
-    expect([await held(at('folder/inner')), await held(at('file'))]).toEqual([at('folder/inner'), at('file')]);
-    await using folder = createHoldLocal(ground.folder)(at('folder'), table);
+    writeFileSync(scratchPath('file'), '');
+    expect([await heldPathOf(scratchPath('folder/inner')), await heldPathOf(scratchPath('file'))]).toEqual([
+      scratchPath('folder/inner'),
+      scratchPath('file'),
+    ]);
+    await using folder = createHoldLocal(scratch.folder)(scratchPath('folder'), table);
     expect(folder?.stats.isDirectory()).toBe(true);
-    expect(readdirSync(folder?.through ?? '')).toEqual(['inner']);
-    renameSync(at('folder'), at('moved'));
-    expect(folder?.where()).toBe(at('moved'));
+    expect(readdirSync(folder?.procPath ?? '')).toEqual(['inner']);
+    renameSync(scratchPath('folder'), scratchPath('moved'));
+    expect(folder?.currentPath()).toBe(scratchPath('moved'));
   });
 
   test('refuses paths on other disks, missing paths, and paths with a symbolic link', async () => {
-    symlinkSync('folder', at('link'));
-    symlinkSync('disk', at('away'));
+    symlinkSync('folder', scratchPath('link'));
+    symlinkSync('disk', scratchPath('away'));
     for (const name of ['disk', 'disk/x', 'missing', 'link', 'link/inner', 'away/x'])
-      expect([name, await held(at(name))]).toEqual([name, undefined]);
-    expect(createHoldLocal(undefined)(at('folder'), table)).toBeUndefined();
+      expect([name, await heldPathOf(scratchPath(name))]).toEqual([name, undefined]);
+    expect(createHoldLocal(undefined)(scratchPath('folder'), table)).toBeUndefined();
   });
 
   test('refuses paths that are not canonical', async () => {
@@ -52,24 +55,27 @@ describe.skipIf(needs('root', 'mount'))('the synchronous open on the disk of the
       'folder/../folder',
       'folder/inner/..',
     ])
-      expect([name, await held(`${ground.folder}/${name}`)]).toEqual([name, undefined]);
-    expect(await held('.')).toBeUndefined();
-    mkdirSync(at('folder/..a'));
-    mkdirSync(at('.b'));
-    expect([await held(at('folder/..a')), await held(at('.b'))]).toEqual([at('folder/..a'), at('.b')]);
+      expect([name, await heldPathOf(`${scratch.folder}/${name}`)]).toEqual([name, undefined]);
+    expect(await heldPathOf('.')).toBeUndefined();
+    mkdirSync(scratchPath('folder/..a'));
+    mkdirSync(scratchPath('.b'));
+    expect([await heldPathOf(scratchPath('folder/..a')), await heldPathOf(scratchPath('.b'))]).toEqual([
+      scratchPath('folder/..a'),
+      scratchPath('.b'),
+    ]);
   });
 
   test('leaks no descriptor', async () => {
-    symlinkSync('folder', at('link'));
-    const mine = (): number =>
+    symlinkSync('folder', scratchPath('link'));
+    const countOwnDescriptors = (): number =>
       readdirSync('/proc/self/fd').filter((fd) => {
         try {
-          return realpathSync(`/proc/self/fd/${fd}`).startsWith(ground.folder);
+          return realpathSync(`/proc/self/fd/${fd}`).startsWith(scratch.folder);
         } catch {
           return false;
         }
       }).length;
-    for (const name of ['folder', 'link', 'disk', 'missing']) await held(at(name));
-    expect(mine()).toBe(0);
+    for (const name of ['folder', 'link', 'disk', 'missing']) await heldPathOf(scratchPath(name));
+    expect(countOwnDescriptors()).toBe(0);
   });
 });

@@ -5,49 +5,49 @@ import type { MountTable } from './mountinfo.ts';
 
 /**
  * Opens a path synchronously if it is on the disk of Stowage's own records: everything depends on that disk anyway, and a round trip
- * through the thread pool takes longer than the call. Undefined: the path is elsewhere, is missing, or this cannot be decided here. Then the
- * caller uses the asynchronous way, which blocks no other work and reports errors.
+ * through the thread pool takes longer than the call. Undefined: the path is on another disk, is missing, or cannot be opened
+ * this way. The caller then opens it asynchronously, which blocks no other work and reports errors.
  */
 export type HoldLocal = (path: string, table: MountTable) => HeldPath | undefined;
 
 /** openat2(2), the same number on every processor. */
-const openat2 = 437;
-const here = -100;
+const openat2Number = 437;
+const AT_FDCWD = -100;
 /** RESOLVE_NO_SYMLINKS: a link could lead to a disk that does not answer. */
-const noLinks = 0x04;
-const howSize = 24;
+const resolveNoSymlinks = 0x04;
+const openHowBytes = 24;
 /** Absolute, without `.`, `..` and empty names: without links such a path is canonical, and readlink is not needed. */
-const isPlain = (path: string): boolean => /^(?:\/(?!\.{1,2}(?:\/|$))[^/]+)+$/.test(path);
+const isCanonical = (path: string): boolean => /^(?:\/(?!\.{1,2}(?:\/|$))[^/]+)+$/.test(path);
 
 const functions = lazyBindings({
   openat2: 'int64_t syscall(int64_t number, int64_t fd, const char *path, const void *how, int64_t size)',
 });
 
-/** `own`: a path on the disk of the records. */
-export function createHoldLocal(own: string | undefined): HoldLocal {
-  const how = Buffer.alloc(howSize);
-  how.writeBigUInt64LE(BigInt(O_PATH | constants.O_NOFOLLOW | 0o2000000), 0);
-  how.writeBigUInt64LE(BigInt(noLinks), 16);
+/** `recordsPath`: a path on the disk of the records. */
+export function createHoldLocal(recordsPath: string | undefined): HoldLocal {
+  const openHow = Buffer.alloc(openHowBytes);
+  openHow.writeBigUInt64LE(BigInt(O_PATH | constants.O_NOFOLLOW | 0o2000000), 0);
+  openHow.writeBigUInt64LE(BigInt(resolveNoSymlinks), 16);
   return (path, table) => {
-    const device = own === undefined ? undefined : table.holding(own)?.device;
-    if (device === undefined || !isPlain(path) || table.holding(path)?.device !== device) return undefined;
-    // The asynchronous way reports any error; kernels before 5.6 lack the call.
-    const fd = Number(functions().openat2(openat2, here, path, how, howSize));
+    const device = recordsPath === undefined ? undefined : table.mountContaining(recordsPath)?.device;
+    if (device === undefined || !isCanonical(path) || table.mountContaining(path)?.device !== device) return undefined;
+    // The caller's asynchronous open reports any error; kernels before 5.6 lack the call.
+    const fd = Number(functions().openat2(openat2Number, AT_FDCWD, path, openHow, openHowBytes));
     if (fd < 0) return undefined;
     try {
-      const through = `/proc/self/fd/${fd}`;
+      const procPath = `/proc/self/fd/${fd}`;
       const stats = fstatSync(fd);
       if (!stats.isSymbolicLink())
         return {
           path,
           fd,
-          through,
+          procPath,
           stats,
-          where: () => readlinkSync(through),
+          currentPath: () => readlinkSync(procPath),
           [Symbol.asyncDispose]: async () => closeSync(fd),
         };
     } catch {
-      // As above.
+      // The caller's asynchronous open reports the error.
     }
     closeSync(fd);
     return undefined;

@@ -2,7 +2,7 @@ import { open } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
 import { lazyBindings, libc, SystemError } from '#base/linux/libc.ts';
-import { unlessMissing } from './paths.ts';
+import { undefinedIfMissing } from './paths.ts';
 
 const calls = lazyBindings({
   lock: 'int flock(int fd, int operation)',
@@ -12,9 +12,9 @@ const calls = lazyBindings({
 const [exclusive, withoutWaiting] = [2, 4];
 const [setSignal, setLease, readLease] = [10, 1024, 0];
 /** SIGURG: ignored by default. The kernel's default, SIGIO, would end the process. */
-const urgent = 23;
-const retryMs = 50;
-const badDescriptor = 9;
+const urgentSignal = 23;
+const lockRetryMs = 50;
+const badDescriptorErrno = 9;
 
 async function call(name: 'lock' | 'control', ...args: readonly number[]): Promise<void> {
   const { promise, resolve, reject } = Promise.withResolvers<void>();
@@ -38,18 +38,18 @@ export interface LockedImage extends AsyncDisposable {
 export async function lockImage(image: string, clock: Clock, signal: AbortSignal): Promise<LockedImage | undefined> {
   for (let flags = 'r'; ; ) {
     await using stack = new AsyncDisposableStack();
-    const file = await unlessMissing(open(image, flags));
+    const file = await undefinedIfMissing(open(image, flags));
     if (file === undefined) return undefined;
     stack.use(file);
-    const state = await tryLock(file.fd);
-    if (state === 'locked' || state === 'without locks') {
+    const lockState = await tryLock(file.fd);
+    if (lockState === 'locked' || lockState === 'without locks') {
       const locked = stack.move();
       return { fd: file.fd, [Symbol.asyncDispose]: () => locked.disposeAsync() };
     }
     await stack.disposeAsync();
-    if (state === 'not writable' && flags === 'r') flags = 'r+';
-    else if (state === 'not writable') throw new SystemError('flock', badDescriptor);
-    else await clock.sleep(retryMs, signal);
+    if (lockState === 'not writable' && flags === 'r') flags = 'r+';
+    else if (lockState === 'not writable') throw new SystemError('flock', badDescriptorErrno);
+    else await clock.sleep(lockRetryMs, signal);
   }
 }
 
@@ -67,14 +67,14 @@ async function tryLock(fd: number): Promise<'locked' | 'busy' | 'not writable' |
 }
 
 /**
- * True: no process and no loop device has the file open for writing; only then does the kernel grant a read lease. False: something has,
- * or the file system does not support leases. No other device is asked.
+ * True: no process and no loop device has the file open for writing; the kernel grants a read lease only then. False: a process or a
+ * device has it open for writing, or the file system does not support leases. Queries no loop device.
  */
-export async function isWrittenByNobody(path: string): Promise<boolean> {
-  await using file = await unlessMissing(open(path, 'r'));
+export async function hasNoWriter(path: string): Promise<boolean> {
+  await using file = await undefinedIfMissing(open(path, 'r'));
   if (file === undefined) return true;
   // If another process opens the file before it is closed here, the kernel signals the lease holder.
-  await call('control', file.fd, setSignal, urgent);
+  await call('control', file.fd, setSignal, urgentSignal);
   try {
     await call('control', file.fd, setLease, readLease);
     return true;

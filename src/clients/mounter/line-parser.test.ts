@@ -2,7 +2,7 @@ import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import { createLineParser } from './line-parser.ts';
 
-const plainly = (text: string): readonly string[] => {
+const parseAll = (text: string): readonly string[] => {
   const lines = text.split('\n');
   return (text.endsWith('\n') || text === '' ? lines.slice(0, -1) : lines).filter((line) => line !== 'none');
 };
@@ -16,7 +16,7 @@ describe('a parser for a table that is read repeatedly', () => {
         const read = createLineParser((text) => (text === 'none' ? undefined : text));
         for (const { lines, isWhole } of tables) {
           const text = `${lines.join('\n')}${isWhole && lines.length > 0 ? '\n' : ''}`;
-          expect(read(Buffer.from(text))).toEqual(plainly(text));
+          expect(read(Buffer.from(text))).toEqual(parseAll(text));
         }
       }),
       { numRuns: 2_000 },
@@ -24,24 +24,24 @@ describe('a parser for a table that is read repeatedly', () => {
   });
 
   test('parses only the changed part', () => {
-    const asked: string[] = [];
+    const parsedLines: string[] = [];
     const read = createLineParser((line) => {
-      asked.push(line);
+      parsedLines.push(line);
       return { line };
     });
     const lines = Array.from({ length: 50 }, (_, i) => `line ${i}`);
-    const show = (now: readonly string[]) => read(Buffer.from(`${now.join('\n')}\n`));
-    const first = show(lines);
-    expect(asked.splice(0)).toEqual(lines);
-    const more = show([...lines, 'new']);
-    expect(asked.splice(0)).toEqual(['new']);
-    expect(more[7]).toBe(first[7]);
-    expect(show([...lines, 'new'])).toBe(more);
-    const fewer = show([...lines.slice(0, 20), ...lines.slice(21), 'new']);
-    expect(asked.splice(0)).toEqual([]);
-    expect([fewer.length, fewer[20], fewer.at(-1)]).toEqual([50, first[21], more.at(-1)]);
-    show([...lines.slice(0, 20), 'other', ...lines.slice(21), 'new']);
-    expect(asked).toEqual(['other']);
+    const readLines = (currentLines: readonly string[]) => read(Buffer.from(`${currentLines.join('\n')}\n`));
+    const first = readLines(lines);
+    expect(parsedLines.splice(0)).toEqual(lines);
+    const longerTable = readLines([...lines, 'new']);
+    expect(parsedLines.splice(0)).toEqual(['new']);
+    expect(longerTable[7]).toBe(first[7]);
+    expect(readLines([...lines, 'new'])).toBe(longerTable);
+    const shorterTable = readLines([...lines.slice(0, 20), ...lines.slice(21), 'new']);
+    expect(parsedLines.splice(0)).toEqual([]);
+    expect([shorterTable.length, shorterTable[20], shorterTable.at(-1)]).toEqual([50, first[21], longerTable.at(-1)]);
+    readLines([...lines.slice(0, 20), 'other', ...lines.slice(21), 'new']);
+    expect(parsedLines).toEqual(['other']);
   });
 
   test("does not depend on the caller's buffer", () => {

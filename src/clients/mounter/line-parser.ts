@@ -4,28 +4,28 @@
  * and one volume operation reads them about ten times.
  */
 export function createLineParser<T>(parse: (line: string) => T | undefined): (bytes: Buffer) => readonly T[] {
-  let before: Parsed<T> = { bytes: Buffer.alloc(0), ends: [], values: [] };
-  let answer: readonly T[] = [];
+  let previous: ParsedLines<T> = { bytes: Buffer.alloc(0), ends: [], values: [] };
+  let previousValues: readonly T[] = [];
   return (bytes) => {
-    if (before.bytes.equals(bytes)) return answer;
-    const { values, ends } = before;
-    const first = linesUpTo(ends, samePrefix(before.bytes, bytes));
+    if (previous.bytes.equals(bytes)) return previousValues;
+    const { values, ends } = previous;
+    const first = linesUpTo(ends, commonPrefixLength(previous.bytes, bytes));
     const from = ends[first - 1] ?? 0;
-    const last = sameFrom(before, bytes, from);
-    const shift = bytes.length - before.bytes.length;
+    const last = firstCommonLine(previous, bytes, from);
+    const shift = bytes.length - previous.bytes.length;
     const until = last < values.length ? (ends[last - 1] ?? 0) + shift : bytes.length;
-    const between = parsed(bytes, from, until, parse);
-    before = {
+    const changedLines = parseLines(bytes, from, until, parse);
+    previous = {
       bytes: Buffer.from(bytes),
-      ends: [...ends.slice(0, first), ...between.ends, ...ends.slice(last).map((end) => end + shift)],
-      values: [...values.slice(0, first), ...between.values, ...values.slice(last)],
+      ends: [...ends.slice(0, first), ...changedLines.ends, ...ends.slice(last).map((end) => end + shift)],
+      values: [...values.slice(0, first), ...changedLines.values, ...values.slice(last)],
     };
-    answer = before.values.filter((value) => value !== undefined);
-    return answer;
+    previousValues = previous.values.filter((value) => value !== undefined);
+    return previousValues;
   };
 }
 
-interface Parsed<T> {
+interface ParsedLines<T> {
   readonly bytes: Buffer;
   /** The offset after each line's newline. */
   readonly ends: readonly number[];
@@ -34,12 +34,12 @@ interface Parsed<T> {
 
 const lineFeed = 10;
 
-function parsed<T>(
+function parseLines<T>(
   bytes: Buffer,
   from: number,
   until: number,
   parse: (line: string) => T | undefined,
-): Pick<Parsed<T>, 'ends' | 'values'> {
+): Pick<ParsedLines<T>, 'ends' | 'values'> {
   const [ends, values]: [number[], (T | undefined)[]] = [[], []];
   for (let start = from; start < until; ) {
     const newline = bytes.indexOf(lineFeed, start);
@@ -53,23 +53,23 @@ function parsed<T>(
 }
 
 /** The length of the common prefix. Found by bisection: comparing blocks takes a hundredth of the time of comparing bytes. */
-function samePrefix(one: Buffer, other: Buffer): number {
+function commonPrefixLength(one: Buffer, other: Buffer): number {
   const isSame = (from: number, to: number): boolean => one.compare(other, from, to, from, to) === 0;
-  return boundary(Math.min(one.length, other.length), isSame);
+  return longestSameRange(Math.min(one.length, other.length), isSame);
 }
 
-/** The first line from which the rest is the same, ignoring the bytes before `least`; the number of lines if there is none. */
-function sameFrom({ bytes: one, ends }: Parsed<unknown>, other: Buffer, least: number): number {
+/** The first line from which the rest is the same, ignoring the bytes before `minOffset`; the number of lines if there is none. */
+function firstCommonLine({ bytes: one, ends }: ParsedLines<unknown>, other: Buffer, minOffset: number): number {
   const [a, b] = [one.length, other.length];
   const isSame = (from: number, to: number): boolean => one.compare(other, b - to, b - from, a - to, a - from) === 0;
-  const begin = a - boundary(Math.min(a, b) - least, isSame);
+  const begin = a - longestSameRange(Math.min(a, b) - minOffset, isSame);
   const line = linesUpTo(ends, begin);
-  const isBegun = begin === (ends[line - 1] ?? 0) && (begin + b === a || other[begin + b - a - 1] === lineFeed);
-  return isBegun ? line : line + 1;
+  const isLineStart = begin === (ends[line - 1] ?? 0) && (begin + b === a || other[begin + b - a - 1] === lineFeed);
+  return isLineStart ? line : line + 1;
 }
 
 /** Bisects for the longest range from 0 that is the same. A range must be the same exactly if all its parts are. */
-function boundary(length: number, isSame: (from: number, to: number) => boolean): number {
+function longestSameRange(length: number, isSame: (from: number, to: number) => boolean): number {
   let [from, to] = [0, length];
   while (from < to) {
     const half = from + Math.ceil((to - from) / 2);

@@ -11,27 +11,27 @@ export interface LocalTargets {
     target: string,
     access: Access,
     table: MountTable,
-    isFree: (place: string) => boolean,
+    isFree: (path: string) => boolean,
   ): { readonly target: string; readonly existed: boolean } | undefined;
   /** Returns the path if it is no symbolic link and nothing is mounted there. */
   locate(path: string, table: MountTable): string | undefined;
-  /** True: done. */
-  make(target: string, access: Access, table: MountTable): boolean;
+  /** False: the caller has to use the slow path. */
+  create(target: string, access: Access, table: MountTable): boolean;
   remove(target: string, table: MountTable): boolean;
 }
 
-export function createLocalTargets(near: HoldLocal): LocalTargets {
+export function createLocalTargets(holdLocal: HoldLocal): LocalTargets {
   /** Calls `work` with the target's path inside its opened parent folder. Undefined: something is mounted there, or an operation failed. */
-  function within<T>(
+  function inParent<T>(
     target: string,
     table: MountTable,
-    work: (place: string, parent: HeldPath) => T | undefined,
+    work: (childPath: string, parent: HeldPath) => T | undefined,
   ): T | undefined {
-    if (target === '/' || table.at(target) !== undefined) return undefined;
-    const parent = near(dirname(target), table);
+    if (target === '/' || table.mountAt(target) !== undefined) return undefined;
+    const parent = holdLocal(dirname(target), table);
     if (parent === undefined) return undefined;
     try {
-      return work(`${parent.through}/${basename(target)}`, parent);
+      return work(`${parent.procPath}/${basename(target)}`, parent);
     } catch {
       return undefined;
     } finally {
@@ -41,29 +41,29 @@ export function createLocalTargets(near: HoldLocal): LocalTargets {
 
   return {
     inspect: (target, access, table, isFree) =>
-      within(target, table, (place, parent) => {
+      inParent(target, table, (childPath, parent) => {
         if (!parent.stats.isDirectory() || !isFree(target)) return undefined;
-        const found = lstatSync(place, { throwIfNoEntry: false });
+        const found = lstatSync(childPath, { throwIfNoEntry: false });
         if (found === undefined) return { target, existed: false };
-        const isFit =
-          access === 'filesystem' ? found.isDirectory() && isEmpty(place) : found.isFile() && found.size === 0;
-        return isFit ? { target, existed: true } : undefined;
+        const isUsable =
+          access === 'filesystem' ? found.isDirectory() && isEmpty(childPath) : found.isFile() && found.size === 0;
+        return isUsable ? { target, existed: true } : undefined;
       }),
     locate: (path, table) =>
-      within(path, table, (place) =>
-        lstatSync(place, { throwIfNoEntry: false })?.isSymbolicLink() === true ? undefined : path,
+      inParent(path, table, (childPath) =>
+        lstatSync(childPath, { throwIfNoEntry: false })?.isSymbolicLink() === true ? undefined : path,
       ),
-    make: (target, access, table) =>
-      within(target, table, (place) => {
-        if (access === 'filesystem') mkdirSync(place);
-        else closeSync(openSync(place, 'wx'));
+    create: (target, access, table) =>
+      inParent(target, table, (childPath) => {
+        if (access === 'filesystem') mkdirSync(childPath);
+        else closeSync(openSync(childPath, 'wx'));
         return true;
       }) === true,
     remove: (target, table) =>
-      within(target, table, (place) => {
-        const found = lstatSync(place);
-        if (found.isDirectory()) rmdirSync(place);
-        else if (found.isFile() && found.size === 0) unlinkSync(place);
+      inParent(target, table, (childPath) => {
+        const found = lstatSync(childPath);
+        if (found.isDirectory()) rmdirSync(childPath);
+        else if (found.isFile() && found.size === 0) unlinkSync(childPath);
         else return undefined;
         return true;
       }) === true,

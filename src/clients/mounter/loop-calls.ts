@@ -21,13 +21,13 @@ const request = {
 
 const flag = { readOnly: 1, autoclear: 4, directIo: 16 } as const;
 /** struct loop_info64. */
-const infoBytes = 232;
-const [flagsAt, fileNameAt, fileNameBytes] = [52, 56, 64];
+const loopInfoBytes = 232;
+const [flagsOffset, fileNameOffset, fileNameBytes] = [52, 56, 64];
 /** struct loop_config: the file's descriptor, the block size, a loop_info64, and reserved space. */
-const configBytes = 304;
-const configInfoAt = 8;
-/** The default of `losetup`. With 0, newer kernels take the block size of the disk below, which a file system in the image may not support. */
-const blockBytes = 512;
+const loopConfigBytes = 304;
+const infoOffset = 8;
+/** The default of `losetup`. With 0, newer kernels take the block size of the underlying disk, which a file system in the image may not support. */
+const loopBlockBytes = 512;
 
 const calls = lazyBindings({
   pointer: 'int ioctl(int fd, unsigned long request, void *argument)',
@@ -47,7 +47,7 @@ async function ioctl(name: keyof typeof request, fd: number, argument: Buffer | 
 
 export interface LoopSettings {
   /** The descriptor of the open image. */
-  readonly backing: number;
+  readonly backingFd: number;
   /** The image's path, for programs that list loop devices. */
   readonly file: string;
   readonly readOnly: boolean;
@@ -61,14 +61,14 @@ export const addLoop = (control: number): Promise<number> => ioctl('add', contro
 
 /** struct loop_info64 with autoclear: the kernel detaches the device with its last user. */
 export function loopInfo({ file, readOnly }: Pick<LoopSettings, 'file' | 'readOnly'>): Buffer {
-  const info = Buffer.alloc(infoBytes);
-  info.writeUInt32LE(flag.autoclear | flag.directIo | (readOnly ? flag.readOnly : 0), flagsAt);
-  info.write(keptName(file), fileNameAt);
+  const info = Buffer.alloc(loopInfoBytes);
+  info.writeUInt32LE(flag.autoclear | flag.directIo | (readOnly ? flag.readOnly : 0), flagsOffset);
+  info.write(truncatedName(file), fileNameOffset);
   return info;
 }
 
 /** The part of the path that the kernel stores: 63 bytes. */
-export const keptName = (file: string): string => {
+export const truncatedName = (file: string): string => {
   const name = Buffer.alloc(fileNameBytes);
   return name.toString('utf8', 0, name.write(file, 0, fileNameBytes - 1));
 };
@@ -78,29 +78,29 @@ export const keptName = (file: string): string => {
  * killed process leaves no device. EBUSY: another program took the device.
  */
 export async function configureLoop(device: number, settings: LoopSettings): Promise<void> {
-  const config = Buffer.alloc(configBytes);
-  config.writeUInt32LE(settings.backing, 0);
-  config.writeUInt32LE(blockBytes, 4);
+  const config = Buffer.alloc(loopConfigBytes);
+  config.writeUInt32LE(settings.backingFd, 0);
+  config.writeUInt32LE(loopBlockBytes, 4);
   const info = loopInfo(settings);
-  info.copy(config, configInfoAt);
+  info.copy(config, infoOffset);
   try {
     await ioctl('configure', device, config);
   } catch (cause) {
     if (!isErrno(cause, 'EINVAL', 'ENOTTY')) throw cause;
-    await configureOldLoop(device, settings.backing, info);
+    await configureOldLoop(device, settings.backingFd, info);
   }
 }
 
 /** For kernels before 5.8. A kill between the two calls leaves the device attached; the next start reaps it. */
-export async function configureOldLoop(device: number, backing: number, info: Buffer): Promise<void> {
-  await ioctl('setFd', device, backing);
+export async function configureOldLoop(device: number, backingFd: number, info: Buffer): Promise<void> {
+  await ioctl('setFd', device, backingFd);
   try {
     await ioctl('setStatus64', device, info);
   } catch (cause) {
     await ioctl('clearFd', device, 0);
     throw cause;
   }
-  // If the file system below does not support direct I/O, the kernel uses its page cache.
+  // If the underlying file system does not support direct I/O, the kernel uses its page cache.
   await setLoopDirectIo(device).catch(() => undefined);
 }
 
@@ -109,30 +109,30 @@ export interface LoopFile {
   readonly device: bigint;
   readonly inode: bigint;
   /** The path at which it was attached, truncated by the kernel. It stays when the file is renamed. */
-  readonly attachedAs: string;
+  readonly attachedPath: string;
 }
 
 /** Returns the file behind the device. The kernel asks that file's file system, so call it only for devices that can be ours. */
 export async function loopFile(device: number): Promise<LoopFile> {
-  const info = Buffer.alloc(infoBytes);
+  const info = Buffer.alloc(loopInfoBytes);
   await ioctl('getStatus64', device, info);
-  const name = info.subarray(fileNameAt, fileNameAt + fileNameBytes);
-  const attachedAs = name.toString('utf8', 0, name.indexOf(0));
-  return { device: info.readBigUInt64LE(0), inode: info.readBigUInt64LE(8), attachedAs };
+  const name = info.subarray(fileNameOffset, fileNameOffset + fileNameBytes);
+  const attachedPath = name.toString('utf8', 0, name.indexOf(0));
+  return { device: info.readBigUInt64LE(0), inode: info.readBigUInt64LE(8), attachedPath };
 }
 
 /** Clears autoclear: the file stays attached when no process has the device open. */
 export async function keepLoopAttached(device: number): Promise<void> {
-  const info = Buffer.alloc(infoBytes);
+  const info = Buffer.alloc(loopInfoBytes);
   await ioctl('getStatus64', device, info);
-  info.writeUInt32LE(info.readUInt32LE(flagsAt) & ~flag.autoclear, flagsAt);
+  info.writeUInt32LE(info.readUInt32LE(flagsOffset) & ~flag.autoclear, flagsOffset);
   await ioctl('setStatus64', device, info);
 }
 
-/** Makes the device take the file's current size. */
+/** Updates the device's size to the file's current size. */
 export const updateLoopCapacity = async (device: number): Promise<unknown> => await ioctl('setCapacity', device, 0);
 
-/** EINVAL: the file system below does not support direct I/O. */
+/** EINVAL: the underlying file system does not support direct I/O. */
 export const setLoopDirectIo = async (device: number): Promise<unknown> => await ioctl('setDirectIo', device, 1);
 
 /** If another process has the device open, the kernel detaches it with the last close. ENXIO: no file is attached. */

@@ -6,7 +6,7 @@ import { lazyBindings, libc, SystemError } from '#base/linux/libc.ts';
 import type { Scope } from '#base/log.ts';
 import { StillRunning, waitWithGrace } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
-import { attachedLoops, type Loop } from './attached-loops.ts';
+import { type Loop, listAttachedLoops } from './attached-loops.ts';
 import {
   addLoop,
   clearLoop,
@@ -36,31 +36,31 @@ export interface LoopDevices {
   /** True: the file was attached. If another process has the device open, the kernel detaches it with the last close. */
   detach(loop: Loop, scope: Scope): Promise<boolean>;
   updateCapacity(loop: Loop, scope: Scope): Promise<void>;
-  /** False: the file system below does not support direct I/O. */
+  /** False: the underlying file system does not support direct I/O. */
   useDirectIo(loop: Loop, scope: Scope): Promise<boolean>;
 }
 
-const limitMs = 30_000;
-/** Other programs take free devices at the same time. */
-const mostAttempts = 50;
+const deviceTimeoutMs = 30_000;
+/** Several attempts, because other programs take free devices at the same time. */
+const maxAttachAttempts = 50;
 /** If a free device was busy this often, another program has it open exclusively. */
-const stuckAfter = 5;
+const maxBusyPerDevice = 5;
 
 export function createLoopDevices(clock: Clock, sys = '/sys/block', dev = '/dev'): LoopDevices {
   /** The image's disk may have stopped answering. Then the caller gets an error, and the call ends when the kernel returns. */
-  async function inTime<T>(what: string, scope: Scope, work: Promise<T>): Promise<T> {
-    using limit = clock.deadline(limitMs, scope.signal);
+  async function withDeadline<T>(what: string, scope: Scope, work: Promise<T>): Promise<T> {
+    using limit = clock.deadline(deviceTimeoutMs, scope.signal);
     try {
       return await waitWithGrace(work, limit.signal, clock);
     } catch (cause) {
       if (!(cause instanceof StillRunning)) throw cause;
-      void work.then(dispose, () => undefined);
+      void work.then(disposeResult, () => undefined);
       throw scope.signal.aborted ? scope.signal.reason : tooSlow(what, cause);
     }
   }
 
   /** Opened read-only: newer kernels refuse to mount a device that is open for writing. */
-  async function held(name: string, readOnly: boolean): Promise<HeldLoop> {
+  async function openDevice(name: string, readOnly: boolean): Promise<HeldLoop> {
     await makeNode(`${dev}/${name}`, `${sys}/${name}/dev`);
     const device = await open(`${dev}/${name}`, constants.O_RDONLY);
     return {
@@ -75,17 +75,17 @@ export function createLoopDevices(clock: Clock, sys = '/sys/block', dev = '/dev'
   async function holdIfSame({ name, file, readOnly, sequence }: Loop): Promise<HeldLoop | undefined> {
     let device: HeldLoop;
     try {
-      device = await held(name, readOnly);
+      device = await openDevice(name, readOnly);
     } catch (cause) {
       if (isErrno(cause, 'ENOENT', 'ENXIO', 'ENODEV')) return undefined;
       throw cause;
     }
     // While the device is open no other file can be attached to it.
-    const read = async (what: string): Promise<string> =>
+    const readAttribute = async (what: string): Promise<string> =>
       (await readFile(`${sys}/${name}/${what}`, 'utf8').catch(() => '')).replace(/\n$/, '');
-    const attached = await read('loop/backing_file');
+    const attached = await readAttribute('loop/backing_file');
     // In another container the same path may be another file.
-    const isSame = sequence === undefined || (await read('diskseq')) === sequence;
+    const isSame = sequence === undefined || (await readAttribute('diskseq')) === sequence;
     if (isSame && [file, `${file} (deleted)`].includes(attached)) return device;
     await device[Symbol.asyncDispose]();
     return undefined;
@@ -96,60 +96,61 @@ export function createLoopDevices(clock: Clock, sys = '/sys/block', dev = '/dev'
     try {
       await makeNode(`${dev}/${name}`, `${sys}/${name}/dev`);
       await using device = await open(`${dev}/${name}`, constants.O_RDWR);
-      await configureLoop(device.fd, { backing: backing.fd, file: image, readOnly });
-      return await held(name, readOnly);
+      await configureLoop(device.fd, { backingFd: backing.fd, file: image, readOnly });
+      return await openDevice(name, readOnly);
     } catch (cause) {
       if (isErrno(cause, 'EBUSY', 'ENXIO', 'ENODEV', 'ENOENT', 'EAGAIN')) return { busy: cause };
       throw cause;
     }
   }
 
-  async function attach(image: string, wanted: boolean, signal: AbortSignal): Promise<HeldLoop> {
-    const { file, readOnly } = await openImage(image, wanted);
+  async function attach(image: string, requestedReadOnly: boolean, signal: AbortSignal): Promise<HeldLoop> {
+    const { file, readOnly } = await openImage(image, requestedReadOnly);
     await using backing = file;
     await using control = await open(`${dev}/loop-control`, constants.O_RDWR);
     const busy = new Map<string, number>();
     for (let attempt = 1; ; attempt++) {
       let name = `loop${await freeLoop(control.fd)}`;
-      if ((busy.get(name) ?? 0) >= stuckAfter)
-        name = (await unattached(sys)).find((one) => !busy.has(one)) ?? `loop${await addLoop(control.fd)}`;
-      const tried = await tryAttach(name, backing, image, readOnly);
-      if (!('busy' in tried)) return tried;
-      if (attempt === mostAttempts) throw tried.busy;
+      if ((busy.get(name) ?? 0) >= maxBusyPerDevice)
+        name = (await listUnattached(sys)).find((one) => !busy.has(one)) ?? `loop${await addLoop(control.fd)}`;
+      const attached = await tryAttach(name, backing, image, readOnly);
+      if (!('busy' in attached)) return attached;
+      if (attempt === maxAttachAttempts) throw attached.busy;
       busy.set(name, (busy.get(name) ?? 0) + 1);
       await clock.sleep(5 * Math.min(attempt, 20), signal);
     }
   }
 
   /** Undefined: the device is no longer attached to that file. */
-  async function withHeld<T>(loop: Loop, scope: Scope, work: (fd: number) => Promise<T>): Promise<T | undefined> {
-    const working = async (): Promise<T | undefined> => {
+  async function withDevice<T>(loop: Loop, scope: Scope, work: (fd: number) => Promise<T>): Promise<T | undefined> {
+    const workOnDevice = async (): Promise<T | undefined> => {
       await using device = await holdIfSame(loop);
       return device && (await work(device.fd));
     };
-    return await inTime(loop.node, scope, working());
+    return await withDeadline(loop.node, scope, workOnDevice());
   }
 
   return {
-    attach: (image, readOnly, scope) => inTime(image, scope, attach(image, readOnly, scope.signal)),
-    hold: (loop, scope) => inTime(loop.node, scope, holdIfSame(loop)),
-    detach: async (loop, scope) => (await withHeld(loop, scope, unless('ENXIO', clearLoop))) === true,
+    attach: (image, readOnly, scope) => withDeadline(image, scope, attach(image, readOnly, scope.signal)),
+    hold: (loop, scope) => withDeadline(loop.node, scope, holdIfSame(loop)),
+    detach: async (loop, scope) => (await withDevice(loop, scope, falseOnErrno('ENXIO', clearLoop))) === true,
     updateCapacity: async (loop, scope) => {
-      await withHeld(loop, scope, updateLoopCapacity);
+      await withDevice(loop, scope, updateLoopCapacity);
     },
-    useDirectIo: async (loop, scope) => (await withHeld(loop, scope, unless('EINVAL', setLoopDirectIo))) === true,
+    useDirectIo: async (loop, scope) =>
+      (await withDevice(loop, scope, falseOnErrno('EINVAL', setLoopDirectIo))) === true,
   };
 }
 
 /** Devices without a file. */
-async function unattached(sys: string): Promise<readonly string[]> {
+async function listUnattached(sys: string): Promise<readonly string[]> {
   const names = (await readdir(sys)).filter((name) => /^loop\d+$/.test(name));
-  const attached = new Set((await attachedLoops(sys)).map(({ name }) => name));
+  const attached = new Set((await listAttachedLoops(sys)).map(({ name }) => name));
   return names.filter((name) => !attached.has(name));
 }
 
 /** False: the call failed with that errno. */
-const unless =
+const falseOnErrno =
   (code: string, work: (fd: number) => Promise<unknown>) =>
   async (fd: number): Promise<boolean> => {
     try {
@@ -172,9 +173,9 @@ async function openImage(image: string, readOnly: boolean): Promise<{ file: File
   }
 }
 
-const mknodat = { x64: 259, arm64: 33 } as const;
-const here = -100;
-const blockDevice = 0o060600;
+const mknodatNumbers = { x64: 259, arm64: 33 } as const;
+const AT_FDCWD = -100;
+const blockDeviceMode = 0o060600;
 const functions = lazyBindings({
   mknodat: 'int64_t syscall(int64_t number, int64_t fd, const char *path, int64_t mode, int64_t device)',
 });
@@ -184,23 +185,23 @@ export async function makeNode(node: string, numbers: string): Promise<void> {
   try {
     await (await open(node, 0o10000000)).close();
   } catch (cause) {
-    if (!isErrno(cause, 'ENOENT') || !(process.arch in mknodat)) throw cause;
+    if (!isErrno(cause, 'ENOENT') || !(process.arch in mknodatNumbers)) throw cause;
     const [major = 0, minor = 0] = (await readFile(numbers, 'utf8')).split(':').map(Number);
     const device = (major << 8) | (minor & 0xff) | ((minor & ~0xff) << 12);
-    const call = mknodat[process.arch as keyof typeof mknodat];
-    if (Number(functions().mknodat(call, here, node, blockDevice, device)) === 0) return;
+    const call = mknodatNumbers[process.arch as keyof typeof mknodatNumbers];
+    if (Number(functions().mknodat(call, AT_FDCWD, node, blockDeviceMode, device)) === 0) return;
     const failure = new SystemError('mknod', libc().koffi.errno());
     if (failure.code !== 'EEXIST') throw failure;
   }
 }
 
-async function dispose(late: unknown): Promise<void> {
-  if (typeof late === 'object' && late !== null && Symbol.asyncDispose in late)
-    await (late as AsyncDisposable)[Symbol.asyncDispose]();
+async function disposeResult(result: unknown): Promise<void> {
+  if (typeof result === 'object' && result !== null && Symbol.asyncDispose in result)
+    await (result as AsyncDisposable)[Symbol.asyncDispose]();
 }
 
 function tooSlow(what: string, cause: unknown): StowageError {
-  return new StowageError(`the loop device of ${what} was not ready within ${limitMs / 1000} s`, {
+  return new StowageError(`the loop device of ${what} was not ready within ${deviceTimeoutMs / 1000} s`, {
     code: 'deadline',
     reason: 'loop-deadline',
     action: 'Check for a disk that does not answer (dmesg | tail), then retry. Retrying is safe.',

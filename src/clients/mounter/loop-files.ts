@@ -5,22 +5,22 @@ import { isErrno } from '#base/errno.ts';
 import { endsWithin } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Loop } from './attached-loops.ts';
-import { isWrittenByNobody } from './image-lock.ts';
+import { hasNoWriter } from './image-lock.ts';
 import { type LoopFile, loopFile } from './loop-calls.ts';
 import { makeNode } from './loop-devices.ts';
-import { unlessMissing } from './paths.ts';
+import { undefinedIfMissing } from './paths.ts';
 
 /**
- * Finds the devices whose backing file is the image. Paths cannot tell: each is the path that the attaching process saw. When a container
+ * Finds the devices whose backing file is the image. Paths are not enough: each is the path that the attaching process saw. When a container
  * has ended, the mount at the beginning of its path is gone, and only the end of the path is left; in two containers the same path may be
  * two files. The last name is the same everywhere, so devices with another name are never queried.
  */
-export type LoopsWith = (image: string, loops: readonly Loop[]) => Promise<readonly Loop[]>;
+export type FindLoops = (image: string, loops: readonly Loop[]) => Promise<readonly Loop[]>;
 
 export interface LoopFiles {
-  readonly loopsWith: LoopsWith;
+  readonly findLoops: FindLoops;
   /** Call it only for a device that can be ours. Undefined: it has no file, or did not answer within 5 s. */
-  readonly fileOf: (loop: Loop) => Promise<LoopFile | undefined>;
+  readonly backingFile: (loop: Loop) => Promise<LoopFile | undefined>;
 }
 
 /** Undefined: the query failed. */
@@ -28,70 +28,71 @@ type AttachedFile = LoopFile | 'not attached' | undefined;
 
 interface PendingQuery {
   readonly answer: Promise<AttachedFile>;
-  readonly since: number;
+  readonly startedAt: number;
 }
 
 /** For a file on a local disk the kernel answers from memory. */
-const answerMs = 5_000;
+const queryTimeoutMs = 5_000;
 
-export function createLoopFiles(clock: Clock, ask = askDevice): LoopFiles {
+export function createLoopFiles(clock: Clock, queryDevice = queryLoopFile): LoopFiles {
   /** Each query occupies a thread until the kernel answers, so concurrent callers share one query per device. */
   const pending = new Map<string, PendingQuery>();
 
-  async function answerOf(loop: Loop): Promise<AttachedFile | 'silent'> {
+  async function queryOnce(loop: Loop): Promise<AttachedFile | 'silent'> {
     const key = `${loop.name} ${loop.sequence} ${loop.file}`;
-    const asked = pending.get(key) ?? { answer: ask(loop), since: clock.elapsed() };
+    const query = pending.get(key) ?? { answer: queryDevice(loop), startedAt: clock.elapsed() };
     if (!pending.has(key)) {
-      pending.set(key, asked);
-      void asked.answer.finally(() => pending.delete(key));
+      pending.set(key, query);
+      void query.answer.finally(() => pending.delete(key));
     }
-    const left = asked.since + answerMs - clock.elapsed();
-    return left > 0 && (await endsWithin(asked.answer, left, clock)) ? await asked.answer : 'silent';
+    const remainingMs = query.startedAt + queryTimeoutMs - clock.elapsed();
+    return remainingMs > 0 && (await endsWithin(query.answer, remainingMs, clock)) ? await query.answer : 'silent';
   }
 
   /**
    * A device may not answer because the file system of its file is dead, or because another program's request to the device waits for a disk.
-   * Neither tells which file it has. If no process has the image open for writing, no device has it attached for writing. If in doubt, this
+   * In both cases its file is unknown. If no process has the image open for writing, no device has it attached for writing. If in doubt, this
    * throws: attaching the image twice would destroy it.
    */
-  async function requireElsewhere(loop: Loop, image: string): Promise<void> {
-    const looking = isWrittenByNobody(image);
-    if (loop.file === image || !(await endsWithin(looking, answerMs, clock)) || !(await looking))
-      throw cannotAsk(loop, image);
+  async function requireUnattached(loop: Loop, image: string): Promise<void> {
+    const writerCheck = hasNoWriter(image);
+    if (loop.file === image || !(await endsWithin(writerCheck, queryTimeoutMs, clock)) || !(await writerCheck))
+      throw loopUnresponsive(loop, image);
   }
 
-  const loopsWith: LoopsWith = async (image, loops) => {
-    const named = loops.filter(({ file, deleted }) => !deleted && basename(file) === basename(image));
-    if (named.length === 0) return [];
-    const imageStats = await unlessMissing(stat(image, { bigint: true }));
+  const findLoops: FindLoops = async (image, loops) => {
+    const sameNameLoops = loops.filter(({ file, deleted }) => !deleted && basename(file) === basename(image));
+    if (sameNameLoops.length === 0) return [];
+    const imageStats = await undefinedIfMissing(stat(image, { bigint: true }));
     // The image is not visible now, so compare paths.
-    if (imageStats === undefined) return named.filter(({ file }) => file === image);
-    const asked = named.map(async (loop) => {
-      const found = await answerOf(loop);
+    if (imageStats === undefined) return sameNameLoops.filter(({ file }) => file === image);
+    const matches = sameNameLoops.map(async (loop) => {
+      const found = await queryOnce(loop);
       if (found === 'silent' || found === 'not attached') return found;
-      if (found === undefined && loop.file !== image) throw cannotAsk(loop, image);
+      if (found === undefined && loop.file !== image) throw loopUnresponsive(loop, image);
       if (found === undefined) return 'attached';
       return found.device === imageStats.dev && found.inode === imageStats.ino ? 'attached' : 'other';
     });
-    const answers = await Promise.all(asked);
-    const attached = named.filter((_, index) => answers[index] === 'attached');
+    const answers = await Promise.all(matches);
+    const attached = sameNameLoops.filter((_, index) => answers[index] === 'attached');
     // Stowage attaches an image once and then keeps using that device, so the others need not answer.
     if (attached.length > 0) return attached;
-    for (const loop of named.filter((_, index) => answers[index] === 'silent')) await requireElsewhere(loop, image);
+    for (const loop of sameNameLoops.filter((_, index) => answers[index] === 'silent'))
+      await requireUnattached(loop, image);
     return [];
   };
 
   return {
-    loopsWith,
-    fileOf: async (loop) => {
-      const answer = await answerOf(loop);
+    findLoops,
+    backingFile: async (loop) => {
+      const answer = await queryOnce(loop);
       return typeof answer === 'object' ? answer : undefined;
     },
   };
 }
 
 /** A device with autoclear has a user, so opening and closing it here does not detach it. */
-async function askDevice({ name, node }: Loop): Promise<AttachedFile> {
+async function queryLoopFile({ name, node }: Loop): Promise<AttachedFile> {
   try {
     await makeNode(node, `/sys/block/${name}/dev`);
     await using device = await open(node, 'r');
@@ -101,7 +102,7 @@ async function askDevice({ name, node }: Loop): Promise<AttachedFile> {
   }
 }
 
-export function cannotAsk({ node, file }: Loop, image: string): StowageError {
+export function loopUnresponsive({ node, file }: Loop, image: string): StowageError {
   return new StowageError(`${node} may have ${image} attached, and its disk or server does not answer`, {
     code: 'unavailable',
     reason: 'loop-no-answer',

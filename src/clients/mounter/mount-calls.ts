@@ -11,15 +11,15 @@ export interface MountCalls {
   bind(from: HeldPath, at: HeldPath): void;
   /**
    * Binds with the flags set from the start, so that the copies propagated to other mount namespaces have them too; a remount does not reach
-   * those. False: the kernel lacks the call, or a seccomp filter denies it.
+   * the copies. False: the kernel lacks the call, or a seccomp filter denies it.
    */
-  bindAs(from: HeldPath, at: HeldPath, flags: readonly string[]): boolean;
+  bindWithFlags(from: HeldPath, at: HeldPath, flags: readonly string[]): boolean;
   /** Mounts a FUSE file system. Its daemon need not answer yet. */
   fuse(what: FuseMount, at: HeldPath): void;
   /** Mounts a small tmpfs. */
-  memory(source: string, at: HeldPath): void;
+  tmpfs(source: string, at: HeldPath): void;
   /** Makes the mount shared: mounts below it propagate to its peers. */
-  share(at: HeldPath): void;
+  makeShared(at: HeldPath): void;
   /** Sets exactly these flags on this mount. Copies in other mount namespaces keep theirs. */
   remount(at: HeldPath, flags: readonly string[]): void;
   /** Only for a file system that is also mounted elsewhere: the last unmount syncs it to its disk or server, which can block. */
@@ -27,7 +27,7 @@ export interface MountCalls {
   /** Lazy unmount (MNT_DETACH): succeeds although the mount is in use. */
   detach(parent: HeldPath, name: string): void;
   /** Unmounts on a thread of Node's pool, also the last mount of a file system. False: it failed; the errno is not known. */
-  unmountAside(parent: HeldPath, name: string): Promise<boolean>;
+  unmountOnThread(parent: HeldPath, name: string): Promise<boolean>;
 }
 
 export interface FuseMount {
@@ -49,20 +49,20 @@ const flagNumbers: Readonly<Record<string, number>> = {
   nodiratime: 2048,
   relatime: 1 << 21,
 };
-const sharing = 1 << 20;
-const remounting = 32;
-const binding = 4096;
-const noFollow = 8;
-const lazily = 2;
+const sharedFlag = 1 << 20;
+const remountFlag = 32;
+const bindFlag = 4096;
+const noFollowFlag = 8;
+const lazyFlag = 2;
 
 /** System call numbers, the same on every processor. Called by number, since C libraries got wrappers later than kernels got the calls. */
-const numbers = { openTree: 428, moveMount: 429, mountSetattr: 442 };
+const syscallNumbers = { openTree: 428, moveMount: 429, mountSetattr: 442 };
 /** In `struct mount_attr`, `ro`, `nosuid`, `nodev` and `noexec` have the values of `flagNumbers`. */
-const attributesSize = 32;
-const clone = 1;
-const closeOnExec = 0o2000000;
-const emptyPath = 0x1000;
-const bothEmpty = 0x4 | 0x40;
+const attributesBytes = 32;
+const cloneFlag = 1;
+const closeOnExecFlag = 0o2000000;
+const emptyPathFlag = 0x1000;
+const bothPathsEmptyFlags = 0x4 | 0x40;
 
 const functions = lazyBindings({
   mount: 'int mount(const char *source, const char *target, const char *type, unsigned long flags, const void *data)',
@@ -77,19 +77,19 @@ const functions = lazyBindings({
 const sumOf = (flags: readonly string[]): number => flags.reduce((sum, flag) => sum | (flagNumbers[flag] ?? 0), 0);
 
 /** The call does not exist or a seccomp filter denies it. The filter may still permit the older calls. */
-const isUnknown = (cause: unknown): boolean => isErrno(cause, 'ENOSYS', 'EPERM', 'EACCES');
+const isUnavailable = (cause: unknown): boolean => isErrno(cause, 'ENOSYS', 'EPERM', 'EACCES');
 
 /** Clones the mount detached, sets its flags, then attaches it. */
-function placeWith(from: HeldPath, at: HeldPath, flags: readonly string[]): void {
+function attachWithFlags(from: HeldPath, at: HeldPath, flags: readonly string[]): void {
   const { openTree, mountSetattr, moveMount } = functions();
-  const how = clone | closeOnExec | emptyPath;
-  const tree = checkResult('open_tree', openTree(numbers.openTree, from.fd, '', how));
+  const openFlags = cloneFlag | closeOnExecFlag | emptyPathFlag;
+  const tree = checkResult('open_tree', openTree(syscallNumbers.openTree, from.fd, '', openFlags));
   try {
-    const attributes = Buffer.alloc(attributesSize);
+    const attributes = Buffer.alloc(attributesBytes);
     attributes.writeBigUInt64LE(BigInt(sumOf(flags)));
     const size = attributes.length;
-    checkResult('mount_setattr', mountSetattr(numbers.mountSetattr, tree, '', emptyPath, attributes, size));
-    checkResult('move_mount', moveMount(numbers.moveMount, tree, '', at.fd, '', bothEmpty));
+    checkResult('mount_setattr', mountSetattr(syscallNumbers.mountSetattr, tree, '', emptyPathFlag, attributes, size));
+    checkResult('move_mount', moveMount(syscallNumbers.moveMount, tree, '', at.fd, '', bothPathsEmptyFlags));
   } finally {
     closeSync(tree);
   }
@@ -97,40 +97,40 @@ function placeWith(from: HeldPath, at: HeldPath, flags: readonly string[]): void
 
 export const mountCalls: MountCalls = {
   bind: (from, at) => {
-    checkResult('mount', functions().mount(from.through, at.through, null, binding, null));
+    checkResult('mount', functions().mount(from.procPath, at.procPath, null, bindFlag, null));
   },
-  bindAs: (from, at, flags) => {
+  bindWithFlags: (from, at, flags) => {
     try {
-      placeWith(from, at, flags);
+      attachWithFlags(from, at, flags);
       return true;
     } catch (cause) {
-      if (isUnknown(cause)) return false;
+      if (isUnavailable(cause)) return false;
       throw cause;
     }
   },
   fuse: ({ type, source, flags, options }, at) => {
-    checkResult('mount', functions().mount(source, at.through, type, sumOf(flags), options));
+    checkResult('mount', functions().mount(source, at.procPath, type, sumOf(flags), options));
   },
-  memory: (source, at) => {
+  tmpfs: (source, at) => {
     const flags = sumOf(['nosuid', 'nodev', 'noexec']);
-    checkResult('mount', functions().mount(source, at.through, 'tmpfs', flags, 'size=1m,mode=700'));
+    checkResult('mount', functions().mount(source, at.procPath, 'tmpfs', flags, 'size=1m,mode=700'));
   },
-  share: (at) => {
-    checkResult('mount', functions().mount(null, at.through, null, sharing, null));
+  makeShared: (at) => {
+    checkResult('mount', functions().mount(null, at.procPath, null, sharedFlag, null));
   },
   remount: (at, flags) => {
-    checkResult('mount', functions().mount(null, at.through, null, sumOf(flags) | remounting | binding, null));
+    checkResult('mount', functions().mount(null, at.procPath, null, sumOf(flags) | remountFlag | bindFlag, null));
   },
   unmount: (parent, name) => {
-    checkResult('umount', functions().umount2(`${parent.through}/${name}`, noFollow));
+    checkResult('umount', functions().umount2(`${parent.procPath}/${name}`, noFollowFlag));
   },
   detach: (parent, name) => {
-    checkResult('umount', functions().umount2(`${parent.through}/${name}`, noFollow | lazily));
+    checkResult('umount', functions().umount2(`${parent.procPath}/${name}`, noFollowFlag | lazyFlag));
   },
-  unmountAside: (parent, name) => {
+  unmountOnThread: (parent, name) => {
     const { promise, resolve, reject } = Promise.withResolvers<boolean>();
-    // errno is per thread, so this one cannot read it.
-    functions().umount2.async(`${parent.through}/${name}`, noFollow, (failed: Error | null, result: number) =>
+    // errno is per thread, so the main thread cannot read it.
+    functions().umount2.async(`${parent.procPath}/${name}`, noFollowFlag, (failed: Error | null, result: number) =>
       failed === null ? resolve(result === 0) : reject(failed),
     );
     return promise;

@@ -7,12 +7,12 @@ export interface MountWatch {
 }
 
 /** struct pollfd: fd, events, revents. */
-const entrySize = 8;
+const pollfdBytes = 8;
 /** POLLPRI, and POLLERR, which is always reported. proc_pid_mounts(5) */
-const changed = 0x002 | 0x008;
+const changeEvents = 0x002 | 0x008;
 
 /** Closes the descriptor when its watch is garbage collected. A watch lives as long as the program, or a test. */
-const closing = new FinalizationRegistry<number>(closeSync);
+const closeRegistry = new FinalizationRegistry<number>(closeSync);
 
 const functions = lazyBindings({ poll: 'int poll(void *entries, unsigned long count, int timeout)' });
 
@@ -21,16 +21,16 @@ export function watchMounts(file: string): MountWatch {
   if (!file.startsWith('/proc/')) return { isChanged: () => true };
   // Stays open: the kernel records per descriptor what it has reported.
   const fd = openSync(file, 'r');
-  const entry = Buffer.alloc(entrySize);
-  entry.writeInt32LE(fd, 0);
-  entry.writeInt16LE(changed, 4);
+  const pollfd = Buffer.alloc(pollfdBytes);
+  pollfd.writeInt32LE(fd, 0);
+  pollfd.writeInt16LE(changeEvents, 4);
   const watch: MountWatch = {
     isChanged: () => {
-      entry.writeInt16LE(0, 6);
-      const count = Number(functions().poll(entry, 1, 0));
-      return count !== 0 || (entry.readInt16LE(6) & changed) !== 0;
+      pollfd.writeInt16LE(0, 6);
+      const count = Number(functions().poll(pollfd, 1, 0));
+      return count !== 0 || (pollfd.readInt16LE(6) & changeEvents) !== 0;
     },
   };
-  closing.register(watch, fd);
+  closeRegistry.register(watch, fd);
   return watch;
 }

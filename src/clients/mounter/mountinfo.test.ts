@@ -87,7 +87,7 @@ describe('mountinfo', () => {
         '20 1 8:1 / / rw - ext4 a rw\n40 30 8:3 / /m rw - ext4 upper rw\n30 20 8:2 / /m rw - ext4 lower rw\n',
       ),
     );
-    expect(table.at('/m')?.source).toBe('upper');
+    expect(table.mountAt('/m')?.source).toBe('upper');
     expect(table.visible().map((e) => e.source)).toEqual(['a', 'upper']);
   });
 
@@ -97,20 +97,20 @@ describe('mountinfo', () => {
         '20 1 8:1 / / rw - ext4 a rw\n30 20 8:2 / /d/m rw - ext4 hidden rw\n31 20 8:3 /sub /d rw - ext4 cover rw\n',
       ),
     );
-    expect(table.at('/d/m')).toBeUndefined();
-    expect(table.holding('/d/m')?.source).toBe('cover');
-    expect(table.shown('/d/m')).toEqual({ device: '8:3', root: '/sub/m' });
-    expect(table.below('/d').map((e) => e.source)).toEqual(['hidden']);
+    expect(table.mountAt('/d/m')).toBeUndefined();
+    expect(table.mountContaining('/d/m')?.source).toBe('cover');
+    expect(table.bindIdentity('/d/m')).toEqual({ device: '8:3', root: '/sub/m' });
+    expect(table.mountsBelow('/d').map((e) => e.source)).toEqual(['hidden']);
   });
 
   test('does not take /database for a path below /data', () => {
     const table = mountTable(parseMountinfo('20 1 8:1 / / rw - ext4 a rw\n30 20 8:2 / /data rw - ext4 b rw\n'));
-    expect(table.holding('/database')?.source).toBe('a');
-    expect(table.shown('/database')).toEqual({ device: '8:1', root: '/database' });
-    expect(table.shown('/')).toEqual({ device: '8:1', root: '/' });
+    expect(table.mountContaining('/database')?.source).toBe('a');
+    expect(table.bindIdentity('/database')).toEqual({ device: '8:1', root: '/database' });
+    expect(table.bindIdentity('/')).toEqual({ device: '8:1', root: '/' });
   });
 
-  test('gives the copies that propagation makes of a mount the same place', () => {
+  test('reports the same mount point for all copies that propagation makes of a mount', () => {
     const [, , one, copy, bind] = parseMountinfo(
       [
         '20 1 8:1 / / rw shared:1 - ext4 a rw',
@@ -125,12 +125,12 @@ describe('mountinfo', () => {
       ...[one, copy, bind].flatMap((e) => e ?? []),
     ]);
     if (one === undefined || copy === undefined || bind === undefined) throw new Error('not parsed');
-    expect(table.place(copy)).toEqual(table.place(one));
-    expect(table.place(bind)).not.toEqual(table.place(one));
+    expect(table.mountPointIdentity(copy)).toEqual(table.mountPointIdentity(one));
+    expect(table.mountPointIdentity(bind)).not.toEqual(table.mountPointIdentity(one));
   });
 
   test.skipIf(needs('linux'))("parses every line of this machine's table", async () => {
-    expect((await readMountTable()).at('/proc')?.type).toBe('proc');
+    expect((await readMountTable()).mountAt('/proc')?.type).toBe('proc');
     // Other tests mount and unmount meanwhile: two reads of the table itself may differ.
     const text = readFileSync('/proc/self/mountinfo', 'utf8');
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-'));

@@ -28,20 +28,20 @@ export interface MountTable {
   /** The mounts that a path leads to. */
   visible(): readonly MountEntry[];
   /** The mount at exactly this path, unless another mount hides it. */
-  at(path: string): MountEntry | undefined;
+  mountAt(path: string): MountEntry | undefined;
   /** The mount through which the path is seen. */
-  holding(path: string): MountEntry | undefined;
-  below(path: string): readonly MountEntry[];
+  mountContaining(path: string): MountEntry | undefined;
+  mountsBelow(path: string): readonly MountEntry[];
   /** What a bind mount of the path would show. */
-  shown(path: string): BindIdentity | undefined;
-  /** What its mount point shows on the parent mount: equal for the copies that propagation makes of one mount. */
-  place(entry: MountEntry): BindIdentity | undefined;
+  bindIdentity(path: string): BindIdentity | undefined;
+  /** The file or folder of the parent mount on which the entry is mounted: equal for all copies that propagation makes of one mount. */
+  mountPointIdentity(entry: MountEntry): BindIdentity | undefined;
 }
 
-const sizeLimit = 64 * 1024 * 1024;
+const maxTableBytes = 64 * 1024 * 1024;
 
 export async function readMountTable(file = '/proc/self/mountinfo'): Promise<MountTable> {
-  return mountTable(parseMountinfo(await readBounded(file, sizeLimit)));
+  return mountTable(parseMountinfo(await readBounded(file, maxTableBytes)));
 }
 
 /**
@@ -49,75 +49,75 @@ export async function readMountTable(file = '/proc/self/mountinfo'): Promise<Mou
  * that was read in this turn of the event loop is read again only if the kernel reports that a mount was added or removed. Across turns it
  * is always read: a renamed folder moves the mounts in it, and the kernel does not report that.
  *
- * After a change the table is read at the end of the turn, once for all callers. Of many concurrent mounts each changes the table, which
- * grows with them: reading it for each took a third of the time of fifty mounts.
+ * After a change the table is read at the end of the turn, once for all callers. Each of many concurrent mounts changes the table:
+ * reading it for each took a third of the time of fifty mounts.
  */
 export function createTableReader(file = '/proc/self/mountinfo'): () => Promise<MountTable> {
-  let into = Buffer.allocUnsafe(65_536);
-  let last: MountTable | undefined;
+  let buffer = Buffer.allocUnsafe(65_536);
+  let lastTable: MountTable | undefined;
   const parse = createLineParser(parseLine);
-  let isOfThisTurn = false;
-  let watched: MountWatch | undefined;
-  let coming: Promise<MountTable> | undefined;
+  let isFromThisTurn = false;
+  let tableWatch: MountWatch | undefined;
+  let pendingRead: Promise<MountTable> | undefined;
 
   const endTurn = (): void => {
-    isOfThisTurn = false;
+    isFromThisTurn = false;
   };
 
-  function read(): Buffer {
+  function readBytes(): Buffer {
     const fd = openSync(file, 'r');
     try {
       let size = 0;
       for (let count = -1; count !== 0; size += count) {
-        if (size === into.length) into = larger(into, file);
-        count = readSync(fd, into, size, into.length - size, null);
+        if (size === buffer.length) buffer = doubleBuffer(buffer, file);
+        count = readSync(fd, buffer, size, buffer.length - size, null);
       }
-      return into.subarray(0, size);
+      return buffer.subarray(0, size);
     } finally {
       closeSync(fd);
     }
   }
 
   /** If the table cannot be read, drop the cached one: the kernel reports each change only once. */
-  function readOrForget(): Buffer {
+  function readOrDropCache(): Buffer {
     try {
-      return read();
+      return readBytes();
     } catch (thrown) {
-      last = undefined;
+      lastTable = undefined;
       throw thrown;
     }
   }
 
   function readNow(): MountTable {
-    if (!isOfThisTurn) setImmediate(endTurn);
-    isOfThisTurn = true;
-    const entries = parse(readOrForget());
-    if (last?.entries !== entries) last = mountTable(entries);
-    return last;
+    if (!isFromThisTurn) setImmediate(endTurn);
+    isFromThisTurn = true;
+    const entries = parse(readOrDropCache());
+    if (lastTable?.entries !== entries) lastTable = mountTable(entries);
+    return lastTable;
   }
 
-  async function readSoon(watch: MountWatch): Promise<MountTable> {
+  async function readAtTurnEnd(watch: MountWatch): Promise<MountTable> {
     await nextTurn();
     // Later callers expect later changes too, so they start a new read.
-    coming = undefined;
+    pendingRead = undefined;
     watch.isChanged();
     return readNow();
   }
 
   return async () => {
-    if (coming !== undefined) return await coming;
-    watched ??= watchMounts(file);
+    if (pendingRead !== undefined) return await pendingRead;
+    tableWatch ??= watchMounts(file);
     // Poll before reading: a change in between is then reported the next time.
-    const isChanged = watched.isChanged();
-    if (last === undefined || !isOfThisTurn) return readNow();
-    if (!isChanged) return last;
-    coming = readSoon(watched);
-    return await coming;
+    const isChanged = tableWatch.isChanged();
+    if (lastTable === undefined || !isFromThisTurn) return readNow();
+    if (!isChanged) return lastTable;
+    pendingRead = readAtTurnEnd(tableWatch);
+    return await pendingRead;
   };
 }
 
-function larger(full: Buffer, file: string): Buffer<ArrayBuffer> {
-  if (full.length >= sizeLimit) throw tooLarge(file, sizeLimit);
+function doubleBuffer(full: Buffer, file: string): Buffer<ArrayBuffer> {
+  if (full.length >= maxTableBytes) throw tooLarge(file, maxTableBytes);
   const next = Buffer.allocUnsafe(2 * full.length);
   full.copy(next);
   return next;
@@ -157,8 +157,8 @@ function parseLine(line: string): MountEntry | undefined {
   if (id === undefined || parent === undefined || device === undefined || root === undefined || at === undefined)
     return undefined;
   if (options === undefined || type === undefined || source === undefined) return undefined;
-  const own = options.split(',');
-  const ofFileSystem = (superOptions ?? '').split(',');
+  const mountOptions = options.split(',');
+  const fileSystemOptions = (superOptions ?? '').split(',');
   return {
     id: Number(id),
     parent: Number(parent),
@@ -167,11 +167,11 @@ function parseLine(line: string): MountEntry | undefined {
     at: unescaped(at),
     type: unescaped(type),
     source: unescaped(source),
-    options: own,
-    superOptions: ofFileSystem,
+    options: mountOptions,
+    superOptions: fileSystemOptions,
     propagation: fields.slice(6, dash),
-    mountReadOnly: own.includes('ro'),
-    readOnly: own.includes('ro') || ofFileSystem.includes('ro'),
+    mountReadOnly: mountOptions.includes('ro'),
+    readOnly: mountOptions.includes('ro') || fileSystemOptions.includes('ro'),
   };
 }
 
@@ -182,54 +182,54 @@ function unescaped(field: string): string {
 
 export function mountTable(entries: readonly MountEntry[]): MountTable {
   const byId = new Map(entries.map((entry) => [entry.id, entry]));
-  const over = new Map<number, Map<string, MountEntry>>();
+  const mountsByParent = new Map<number, Map<string, MountEntry>>();
   for (const entry of entries) {
     if (entry.parent === entry.id) continue;
-    const mounts = over.get(entry.parent) ?? new Map<string, MountEntry>();
-    over.set(entry.parent, mounts.set(entry.at, entry));
+    const mounts = mountsByParent.get(entry.parent) ?? new Map<string, MountEntry>();
+    mountsByParent.set(entry.parent, mounts.set(entry.at, entry));
   }
-  const start = entries.find((entry) => entry.at === '/' && (entry.parent === entry.id || !byId.has(entry.parent)));
+  const rootMount = entries.find((entry) => entry.at === '/' && (entry.parent === entry.id || !byId.has(entry.parent)));
 
   // Walks a path as the kernel does: from the root mount to the first mount on the path, and on from there. A mount
   // whose parent was mounted over later is hidden, and the walk does not reach it.
-  function holding(path: string): MountEntry | undefined {
-    let here = start;
+  function mountContaining(path: string): MountEntry | undefined {
+    let current = rootMount;
     // The kernel's table is a tree; the bound prevents an endless loop on a table that is not.
     for (let step = 0; step < entries.length; step++) {
-      const mounts = here && over.get(here.id);
-      const next = mounts && firstOn(path, mounts);
-      if (next === undefined) return here;
-      here = next;
+      const mounts = current && mountsByParent.get(current.id);
+      const next = mounts && firstMountOn(path, mounts);
+      if (next === undefined) return current;
+      current = next;
     }
-    return here;
+    return current;
   }
 
   let visible: readonly MountEntry[] | undefined;
   return {
     entries,
     visible: () => {
-      visible ??= entries.filter((entry) => holding(entry.at) === entry);
+      visible ??= entries.filter((entry) => mountContaining(entry.at) === entry);
       return visible;
     },
-    holding,
-    at: (path) => {
-      const entry = holding(path);
+    mountContaining,
+    mountAt: (path) => {
+      const entry = mountContaining(path);
       return entry?.at === path ? entry : undefined;
     },
-    below: (path) => entries.filter((entry) => entry.at !== path && isAtOrBelow(entry.at, path)),
-    shown: (path) => shownThrough(holding(path), path),
-    place: (entry) => shownThrough(byId.get(entry.parent), entry.at),
+    mountsBelow: (path) => entries.filter((entry) => entry.at !== path && isAtOrBelow(entry.at, path)),
+    bindIdentity: (path) => identityThrough(mountContaining(path), path),
+    mountPointIdentity: (entry) => identityThrough(byId.get(entry.parent), entry.at),
   };
 }
 
-function shownThrough(entry: MountEntry | undefined, path: string): BindIdentity | undefined {
+function identityThrough(entry: MountEntry | undefined, path: string): BindIdentity | undefined {
   if (entry === undefined) return undefined;
   const rest = path === entry.at ? '' : path.slice(entry.at === '/' ? 0 : entry.at.length);
   return { device: entry.device, root: `${entry.root === '/' ? '' : entry.root}${rest}` || '/' };
 }
 
 /** Tries `/`, `/a` and `/a/b` for `/a/b`. */
-function firstOn(path: string, mounts: ReadonlyMap<string, MountEntry>): MountEntry | undefined {
+function firstMountOn(path: string, mounts: ReadonlyMap<string, MountEntry>): MountEntry | undefined {
   const top = mounts.get('/');
   if (top !== undefined) return top;
   for (let end = 0; end !== path.length; ) {
@@ -241,7 +241,7 @@ function firstOn(path: string, mounts: ReadonlyMap<string, MountEntry>): MountEn
   return undefined;
 }
 
-export const same = (one: BindIdentity, other: BindIdentity | undefined): boolean =>
+export const isSameBind = (one: BindIdentity, other: BindIdentity | undefined): boolean =>
   one.device === other?.device && one.root === other.root;
 
 export function isAtOrBelow(path: string, folder: string): boolean {

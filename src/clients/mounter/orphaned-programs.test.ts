@@ -7,7 +7,7 @@ import { beforeEach, expect, onTestFinished, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { findHolders, searchHolders } from './holders.ts';
-import { createOrphanWait, runBy, runFor } from './orphaned-programs.ts';
+import { createOrphanWait, runByVariable, runForVariable } from './orphaned-programs.ts';
 
 // These tests use a fake /proc, where a FIFO without a writer stands for a file of a process that is stuck on a dead server:
 // reading it never ends.
@@ -21,50 +21,50 @@ beforeEach(() => {
   });
 });
 
-const stuck: string[] = [];
+const stuckFifos: string[] = [];
 
 /** Undefined: reading that file never ends. */
-function add(pid: number, files: Readonly<Record<string, string | undefined>>): void {
+function addProcess(pid: number, files: Readonly<Record<string, string | undefined>>): void {
   const folder = join(proc, `${pid}`);
   mkdirSync(join(folder, 'fd'), { recursive: true });
   for (const [name, text] of Object.entries(files)) {
     if (text !== undefined) writeFileSync(join(folder, name), text);
     else {
       execFileSync('mkfifo', [join(folder, name)]);
-      stuck.push(join(folder, name));
+      stuckFifos.push(join(folder, name));
     }
   }
 }
 
 /** Ends the pending reads, as the end of the process would. */
 async function release(): Promise<void> {
-  for (const fifo of stuck.splice(0)) {
+  for (const fifo of stuckFifos.splice(0)) {
     // Without a reader the FIFO cannot be opened.
     const writer = await open(fifo, constants.O_WRONLY | constants.O_NONBLOCK).catch(() => undefined);
     await writer?.close();
   }
 }
 
-const quickly = { timeout: 8_000 };
+const shortTimeout = { timeout: 8_000 };
 
-const leftBy = (owner: string): Record<string, string> => ({
-  environ: `PATH=/bin\0${runBy}=7\0${runFor}=${owner}\0`,
+const orphanFiles = (owner: string): Record<string, string> => ({
+  environ: `PATH=/bin\0${runByVariable}=7\0${runForVariable}=${owner}\0`,
   status: 'Name:\tmount\nPPid:\t1\n',
 });
 
 test(
-  'a stuck process delays the first call once and briefly, which still waits for the programs that were left running',
-  quickly,
+  'a stuck process delays the first call once and briefly; that call still waits for orphaned programs',
+  shortTimeout,
   async () => {
-    add(10, { environ: undefined, status: '' });
-    add(11, leftBy('us'));
+    addProcess(10, { environ: undefined, status: '' });
+    addProcess(11, orphanFiles('us'));
     const pauses: number[] = [];
     const waits: number[] = [];
-    const real = systemClock();
+    const realClock = systemClock();
     const clock = {
-      ...real,
+      ...realClock,
       after: (ms: number, then: () => void) =>
-        real.after(ms, () => {
+        realClock.after(ms, () => {
           waits.push(ms);
           then();
         }),
@@ -75,47 +75,48 @@ test(
     };
     await createOrphanWait(clock, 'us', proc)(scope);
     expect(pauses).toHaveLength(3);
-    // Only the first of four calls waited for the stuck one.
+    // Only the first of four calls waited for the stuck process.
     expect(waits).toHaveLength(1);
   },
 );
 
-test('asks a process again after it has answered', quickly, async () => {
-  add(20, { environ: undefined, status: leftBy('us')['status'] });
-  const settle = (sleep: () => Promise<void>) => createOrphanWait({ ...systemClock(), sleep }, 'us', proc)(scope);
+test('asks a process again after it has answered', shortTimeout, async () => {
+  addProcess(20, { environ: undefined, status: orphanFiles('us')['status'] });
+  const waitForOrphans = (sleep: () => Promise<void>) =>
+    createOrphanWait({ ...systemClock(), sleep }, 'us', proc)(scope);
   let pauses = 0;
-  const counted = async (): Promise<void> => {
+  const countingSleep = async (): Promise<void> => {
     if (++pauses === 1) rmSync(join(proc, '20'), { recursive: true });
   };
-  await settle(counted);
+  await waitForOrphans(countingSleep);
   expect(pauses).toBe(0);
   await release();
   rmSync(join(proc, '20', 'environ'));
-  writeFileSync(join(proc, '20', 'environ'), leftBy('us')['environ'] ?? '');
+  writeFileSync(join(proc, '20', 'environ'), orphanFiles('us')['environ'] ?? '');
   await vi.waitFor(async () => {
-    await settle(counted);
+    await waitForOrphans(countingSleep);
     expect(pauses).toBe(1);
   });
 });
 
-test('a search for holders skips a stuck process', quickly, async () => {
-  add(30, { maps: undefined });
-  add(31, { comm: 'vim\n', maps: '7f00-7f01 r--p 00000000 08:01 12 /data/file\n' });
+test('a search for holders skips a stuck process', shortTimeout, async () => {
+  addProcess(30, { maps: undefined });
+  addProcess(31, { comm: 'vim\n', maps: '7f00-7f01 r--p 00000000 08:01 12 /data/file\n' });
   symlinkSync('/elsewhere', join(proc, '31', 'cwd'));
   expect(await findHolders('/data', systemClock(), scope, { proc })).toEqual([{ pid: 31, command: 'vim' }]);
 });
 
-test('a search is incomplete if a stuck process did not answer', quickly, async () => {
-  add(31, { comm: 'vim\n', maps: '' });
+test('a search is incomplete if a stuck process did not answer', shortTimeout, async () => {
+  addProcess(31, { comm: 'vim\n', maps: '' });
   symlinkSync('/elsewhere', join(proc, '31', 'cwd'));
   const search = () => searchHolders('/data', systemClock(), scope, { proc });
   expect(await search()).toEqual({ holders: [], isComplete: true });
-  add(30, { maps: undefined });
+  addProcess(30, { maps: undefined });
   expect(await search()).toEqual({ holders: [], isComplete: false });
 });
 
 test('a search is incomplete if it did not see all mappings of a process', async () => {
-  add(31, { comm: 'vim\n', maps: '\n'.repeat(4 * 1024 * 1024 + 1) });
+  addProcess(31, { comm: 'vim\n', maps: '\n'.repeat(4 * 1024 * 1024 + 1) });
   symlinkSync('/elsewhere', join(proc, '31', 'cwd'));
   expect(await searchHolders('/data', systemClock(), scope, { proc })).toEqual({ holders: [], isComplete: false });
 });

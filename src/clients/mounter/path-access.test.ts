@@ -13,21 +13,21 @@ const table = mountTable(
 
 describe('work on a path', () => {
   let clock: FakeClock;
-  let look: PathAccess;
+  let accessPath: PathAccess;
   let cancel: AbortController;
-  let begun: string[];
-  const at = (path: string) => ({ path, table, signal: cancel.signal });
+  let startedPaths: string[];
+  const target = (path: string) => ({ path, table, signal: cancel.signal });
   /** The kernel's answer, which the test gives. */
-  const hung = (path: string) => {
+  const startHungWork = (path: string) => {
     const { promise, resolve } = Promise.withResolvers<unknown>();
-    const looking = look(at(path), () => {
-      begun.push(path);
+    const work = accessPath(target(path), () => {
+      startedPaths.push(path);
       return promise;
     });
-    looking.catch(() => undefined);
-    return { looking, answer: resolve };
+    work.catch(() => undefined);
+    return { looking: work, answer: resolve };
   };
-  const pass = async (): Promise<void> => {
+  const passDeadline = async (): Promise<void> => {
     await setImmediate();
     // The deadline, then the grace period for work that respects the signal.
     clock.advance(15_000);
@@ -37,15 +37,15 @@ describe('work on a path', () => {
 
   beforeEach(() => {
     clock = createFakeClock();
-    look = createPathAccess(clock);
+    accessPath = createPathAccess(clock);
     cancel = new AbortController();
-    begun = [];
+    startedPaths = [];
   });
 
   test('on a dead server times out, and no other work starts there', async () => {
-    const first = hung('/a/x');
-    const second = hung('/a/y');
-    await pass();
+    const first = startHungWork('/a/x');
+    const second = startHungWork('/a/y');
+    await passDeadline();
     for (const [path, { looking }] of [
       ['/a/x', first],
       ['/a/y', second],
@@ -56,50 +56,50 @@ describe('work on a path', () => {
         message: `${path} cannot be accessed: its disk or server does not answer`,
       });
     }
-    expect(await look(at('/mnt/x'), async () => 'elsewhere')).toBe('elsewhere');
-    expect(begun).toEqual(['/a/x']);
+    expect(await accessPath(target('/mnt/x'), async () => 'elsewhere')).toBe('elsewhere');
+    expect(startedPaths).toEqual(['/a/x']);
     first.answer('at last');
-    expect(await look(at('/a/z'), async () => 'back')).toBe('back');
+    expect(await accessPath(target('/a/z'), async () => 'back')).toBe('back');
   });
 
   test('is limited to three at once, whatever the mounts', async () => {
-    const looks = servers.map((server) => hung(server));
+    const works = servers.map((server) => startHungWork(server));
     await setImmediate();
-    expect(begun).toEqual(['/a', '/b', '/c']);
-    looks[1]?.answer('b');
-    expect(await looks[1]?.looking).toBe('b');
+    expect(startedPaths).toEqual(['/a', '/b', '/c']);
+    works[1]?.answer('b');
+    expect(await works[1]?.looking).toBe('b');
     await setImmediate();
-    expect(begun).toEqual(servers);
-    looks[3]?.answer('d');
-    expect(await looks[3]?.looking).toBe('d');
-    expect(await look(at('/mnt/x'), async () => 'free')).toBe('free');
+    expect(startedPaths).toEqual(servers);
+    works[3]?.answer('d');
+    expect(await works[3]?.looking).toBe('d');
+    expect(await accessPath(target('/mnt/x'), async () => 'free')).toBe('free');
   });
 
   test("that waits for a slot ends with its caller, who gets the signal's reason", async () => {
-    const first = hung('/a/x');
-    const second = hung('/a/y');
+    const first = startHungWork('/a/x');
+    const second = startHungWork('/a/y');
     await setImmediate();
     cancel.abort(new Error('enough'));
     await expect(second.looking).rejects.toThrow('enough');
     await setImmediate();
     clock.advance(2_000);
     await expect(first.looking).rejects.toThrow('enough');
-    expect(begun).toEqual(['/a/x']);
+    expect(startedPaths).toEqual(['/a/x']);
   });
 
   test('that ends too late releases its result', async () => {
     const { promise, resolve } = Promise.withResolvers<AsyncDisposable>();
-    const looking = look(at('/a/x'), () => promise);
-    looking.catch(() => undefined);
-    await pass();
-    await expect(looking).rejects.toMatchObject({ reason: 'path-no-answer' });
-    const { promise: gone, resolve: letGo } = Promise.withResolvers<void>();
-    resolve({ [Symbol.asyncDispose]: async () => letGo() });
-    await gone;
+    const work = accessPath(target('/a/x'), () => promise);
+    work.catch(() => undefined);
+    await passDeadline();
+    await expect(work).rejects.toMatchObject({ reason: 'path-no-answer' });
+    const { promise: disposed, resolve: resolveDisposed } = Promise.withResolvers<void>();
+    resolve({ [Symbol.asyncDispose]: async () => resolveDisposed() });
+    await disposed;
   });
 
   test('that fails rejects with its error', async () => {
-    await expect(look(at('/a/x'), () => Promise.reject(new Error('no')))).rejects.toThrow('no');
-    expect(await look(at('/a/x'), async () => 'next')).toBe('next');
+    await expect(accessPath(target('/a/x'), () => Promise.reject(new Error('no')))).rejects.toThrow('no');
+    expect(await accessPath(target('/a/x'), async () => 'next')).toBe('next');
   });
 });

@@ -11,41 +11,41 @@ export type PathAccess = <T>(
   work: () => Promise<T>,
 ) => Promise<T>;
 
-/** Such work takes microseconds, or as long as the server is gone. */
-const limitMs = 15_000;
+/** Work on a path takes microseconds, or blocks until its server returns. */
+const accessTimeoutMs = 15_000;
 
 /** Work that hangs occupies one of the four threads that Node has for all file access; one must stay free. */
-const most = 3;
+const maxConcurrentWork = 3;
 
 /**
  * Runs one piece of work at a time for each mount, and at most three in all. So a dead server occupies one thread, however often callers
- * retries, and does not delay work on other mounts. On a deadline the caller gets an error; the work keeps its slot until the kernel
+ * retry, and does not delay work on other mounts. On a deadline the caller gets an error; the work keeps its slot until the kernel
  * returns.
  */
 export function createPathAccess(clock: Clock): PathAccess {
   const mounts = createKeyedLock();
-  const slot = createSlots(most);
+  const takeSlot = createSlots(maxConcurrentWork);
   return async ({ path, table, signal }, work) => {
-    using limit = clock.deadline(limitMs, signal);
-    let left = false;
+    using limit = clock.deadline(accessTimeoutMs, signal);
+    let hasCallerLeft = false;
     try {
       using turn = new DisposableStack();
-      turn.use(await mounts.hold([table.holding(path)?.at ?? '/'], limit.signal));
-      turn.use(await slot(limit.signal));
-      const looking = work();
-      const taken = turn.move();
-      void looking
+      turn.use(await mounts.hold([table.mountContaining(path)?.at ?? '/'], limit.signal));
+      turn.use(await takeSlot(limit.signal));
+      const working = work();
+      const heldTurn = turn.move();
+      void working
         .then(
-          (found) => (left ? letGo(found) : undefined),
+          (found) => (hasCallerLeft ? disposeResult(found) : undefined),
           () => undefined,
         )
         .catch(() => undefined)
-        .finally(() => taken[Symbol.dispose]());
-      return await waitWithGrace(looking, limit.signal, clock);
+        .finally(() => heldTurn[Symbol.dispose]());
+      return await waitWithGrace(working, limit.signal, clock);
     } catch (cause) {
-      left = true;
-      const gaveUp = cause instanceof StillRunning || cause === limit.signal.reason;
-      if (!gaveUp) throw cause;
+      hasCallerLeft = true;
+      const hasGivenUp = cause instanceof StillRunning || cause === limit.signal.reason;
+      if (!hasGivenUp) throw cause;
       const { reason } = limit.signal;
       throw reason instanceof DeadlineExceeded ? noAnswer(path, reason) : reason;
     }
@@ -53,7 +53,7 @@ export function createPathAccess(clock: Clock): PathAccess {
 }
 
 /** Releases the result of work whose caller has given up. */
-async function letGo(found: unknown): Promise<void> {
+async function disposeResult(found: unknown): Promise<void> {
   if (typeof found === 'object' && found !== null && Symbol.asyncDispose in found)
     await (found as AsyncDisposable)[Symbol.asyncDispose]();
 }

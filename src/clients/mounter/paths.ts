@@ -6,12 +6,12 @@ import { StowageError } from '#core/errors.ts';
 import { quoted } from '#core/names.ts';
 
 /** Limits of the kernel, in bytes: PATH_MAX less its terminator, NAME_MAX. */
-const longestPath = 4095;
-const longestName = 255;
+const maxPathBytes = 4095;
+const maxNameBytes = 255;
 
 /** Every path handed to a program must pass this: an absolute path cannot be taken for an option, and without `.`, `..` and `//` it hides nothing. */
 export function checkPath(path: string): void {
-  const wrong = wrongWith(path);
+  const wrong = pathProblem(path);
   if (wrong === undefined) return;
   throw new StowageError(`${quoted(path)} cannot be used as a path: ${wrong}`, {
     code: 'invalid',
@@ -20,14 +20,14 @@ export function checkPath(path: string): void {
   });
 }
 
-function wrongWith(path: string): string | undefined {
+function pathProblem(path: string): string | undefined {
   if (!path.startsWith('/')) return 'it does not begin with /';
   if (path.includes('\0')) return 'it contains a NUL character';
-  if (Buffer.byteLength(path) > longestPath) return `it is longer than ${longestPath} bytes`;
+  if (Buffer.byteLength(path) > maxPathBytes) return `it is longer than ${maxPathBytes} bytes`;
   if (path !== '/' && (path.endsWith('/') || normalize(path) !== path))
-    return 'it is not in its shortest form (., .., // or a / at its end)';
-  if (path.split('/').some((name) => Buffer.byteLength(name) > longestName))
-    return `a name in it is longer than ${longestName} bytes`;
+    return 'it is not normalized: it contains ., .. or //, or ends with /';
+  if (path.split('/').some((name) => Buffer.byteLength(name) > maxNameBytes))
+    return `a name in it is longer than ${maxNameBytes} bytes`;
   return undefined;
 }
 
@@ -35,7 +35,7 @@ function wrongWith(path: string): string | undefined {
  * The path as the mount table shows it: symbolic links in its parents are resolved. The last component is not accessed, since accessing a
  * mount whose server is gone can fail or hang. Undefined: a parent is missing.
  */
-export async function located(path: string): Promise<string | undefined> {
+export async function resolveParents(path: string): Promise<string | undefined> {
   checkPath(path);
   if (path === '/') return path;
   try {
@@ -47,7 +47,7 @@ export async function located(path: string): Promise<string | undefined> {
 }
 
 /** The synchronous form, for paths directly in one of Stowage's own folders. */
-export function locatedOwn(path: string): string | undefined {
+export function resolveOwnParents(path: string): string | undefined {
   checkPath(path);
   try {
     return join(realpathSync.native(dirname(path)), basename(path));
@@ -58,7 +58,7 @@ export function locatedOwn(path: string): string | undefined {
 }
 
 /** Returns undefined if the file does not exist. */
-export async function unlessMissing<T>(work: Promise<T>): Promise<T | undefined> {
+export async function undefinedIfMissing<T>(work: Promise<T>): Promise<T | undefined> {
   try {
     return await work;
   } catch (cause) {

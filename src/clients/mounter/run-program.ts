@@ -6,8 +6,8 @@ import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { HeldPath } from './held-path.ts';
-import { runBy, runFor } from './orphaned-programs.ts';
-import { installation, searchPath, type Tool } from './tools.ts';
+import { runByVariable, runForVariable } from './orphaned-programs.ts';
+import { installHint, searchPath, type Tool } from './tools.ts';
 
 /** The program ran and failed. The caller interprets the failure and keeps this as the cause. */
 export class CommandFailed extends Error {
@@ -23,36 +23,36 @@ export class CommandFailed extends Error {
 
 export interface RunOptions {
   /** Default: 30 s. */
-  readonly deadline?: number;
+  readonly timeoutMs?: number;
   /**
    * For a program that must not be killed half-way, because it rewrites a file system: at the deadline or abort only the wait ends. Before
    * running the next such program, the caller must check that this one has ended.
    */
   readonly letFinish?: boolean;
   readonly env?: Readonly<Record<string, string>>;
-  /** Descriptors that the program inherits as `inChild(0)`, `inChild(1)` and so on. In its error messages they are replaced by their paths. */
+  /** Descriptors that the program inherits as `descriptorPath(0)`, `descriptorPath(1)` and so on. In its error messages they are replaced by their paths. */
   readonly inherited?: readonly InheritedDescriptor[];
 }
 
 /** A descriptor that the program inherits, and its name. */
 type InheritedDescriptor = Pick<HeldPath, 'fd' | 'path'>;
 
-export const inChild = (index: number): string => `/proc/self/fd/${3 + index}`;
+export const descriptorPath = (index: number): string => `/proc/self/fd/${3 + index}`;
 
 /** Runs a program without a shell and returns its output. */
-export type Run = (tool: Tool, args: readonly string[], scope: Scope, options?: RunOptions) => Promise<string>;
+export type RunProgram = (tool: Tool, args: readonly string[], scope: Scope, options?: RunOptions) => Promise<string>;
 
-const outputLimit = 256 * 1024;
-const errorLimit = 16 * 1024;
+const maxStdoutBytes = 256 * 1024;
+const maxStderrBytes = 16 * 1024;
 /** A killed program in uninterruptible sleep ends only when the kernel lets it. Don't wait for that. */
-const killGrace = 2_000;
+const killGraceMs = 2_000;
 
 /** `owner`: the state folder of this Stowage. */
-export function createRun(clock: Clock, path = searchPath(), owner = ''): Run {
+export function createRunProgram(clock: Clock, path = searchPath(), owner = ''): RunProgram {
   return async (tool, args, scope, options = {}) => {
     scope.signal.throwIfAborted();
-    const { deadline: ms = 30_000, inherited = [] } = options;
-    using limit = clock.deadline(ms, scope.signal);
+    const { timeoutMs = 30_000, inherited = [] } = options;
+    using limit = clock.deadline(timeoutMs, scope.signal);
     const child = spawn(tool, args, {
       // A program that must finish gets no stdout pipe: it would die of SIGPIPE if Stowage ended first.
       stdio: ['ignore', options.letFinish === true ? 'ignore' : 'pipe', 'pipe', ...inherited.map(({ fd }) => fd)],
@@ -62,32 +62,32 @@ export function createRun(clock: Clock, path = searchPath(), owner = ''): Run {
         ...options.env,
         PATH: path,
         LC_ALL: 'C',
-        ...(options.letFinish === true ? {} : { [runBy]: String(process.pid), [runFor]: owner }),
-        // util-linux since 2.39 uses move_mount(2), which does not follow the link inChild(0); mount(2) does.
+        ...(options.letFinish === true ? {} : { [runByVariable]: String(process.pid), [runForVariable]: owner }),
+        // util-linux since 2.39 uses move_mount(2), which does not follow the link descriptorPath(0); mount(2) does.
         ...(inherited.length > 0 ? { LIBMOUNT_FORCE_MOUNT2: 'always' } : {}),
       },
     });
     const output = collect(child);
-    const end = await ended(child, limit.signal, options.letFinish === true);
+    const end = await waitForEnd(child, limit.signal, options.letFinish === true);
     if (end === 'stopped') {
       if (!(limit.signal.reason instanceof DeadlineExceeded) || scope.signal.aborted) throw limit.signal.reason;
-      throw tooSlow(tool, ms, limit.signal.reason);
+      throw tooSlow(tool, timeoutMs, limit.signal.reason);
     }
     if (end instanceof Error) throw notStarted(tool, end);
     if (end.exit === 0) return output.stdout();
-    throw new CommandFailed(tool, end.exit, end.signal, byName(output.stderr(), inherited));
+    throw new CommandFailed(tool, end.exit, end.signal, replaceDescriptors(output.stderr(), inherited));
   };
 }
 
-const byName = (text: string, inherited: readonly InheritedDescriptor[]): string =>
-  inherited.reduce((message, { path }, index) => message.replaceAll(inChild(index), () => path), text);
+const replaceDescriptors = (text: string, inherited: readonly InheritedDescriptor[]): string =>
+  inherited.reduce((message, { path }, index) => message.replaceAll(descriptorPath(index), () => path), text);
 
 type ProgramEnd = { readonly exit: number | undefined; readonly signal: string | null } | Error | 'stopped';
 
-async function ended(child: ChildProcess, signal: AbortSignal, letFinish: boolean): Promise<ProgramEnd> {
+async function waitForEnd(child: ChildProcess, signal: AbortSignal, letFinish: boolean): Promise<ProgramEnd> {
   const { promise, resolve } = Promise.withResolvers<ProgramEnd>();
-  let grace: NodeJS.Timeout | undefined;
-  const letGo = (): void => {
+  let graceTimer: NodeJS.Timeout | undefined;
+  const abandon = (): void => {
     child.unref();
     child.stdout?.destroy();
     child.stderr?.destroy();
@@ -101,7 +101,7 @@ async function ended(child: ChildProcess, signal: AbortSignal, letFinish: boolea
       return;
     }
     child.kill('SIGKILL');
-    grace = setTimeout(letGo, killGrace);
+    graceTimer = setTimeout(abandon, killGraceMs);
   };
   child.once('error', (error) => resolve(error));
   child.once('close', (code, by) => resolve(signal.aborted ? 'stopped' : { exit: code ?? undefined, signal: by }));
@@ -109,23 +109,23 @@ async function ended(child: ChildProcess, signal: AbortSignal, letFinish: boolea
   try {
     return await promise;
   } finally {
-    clearTimeout(grace);
+    clearTimeout(graceTimer);
   }
 }
 
 /** Keeps the beginning of stdout and the end of stderr. */
 function collect(child: ChildProcess): { stdout(): string; stderr(): string } {
-  const printed: Buffer[] = [];
+  const stdoutChunks: Buffer[] = [];
   let size = 0;
-  let complaints: Buffer = Buffer.alloc(0);
+  let stderrTail: Buffer = Buffer.alloc(0);
   child.stdout?.on('data', (chunk: Buffer) => {
-    if (size < outputLimit) printed.push(chunk.subarray(0, outputLimit - size));
+    if (size < maxStdoutBytes) stdoutChunks.push(chunk.subarray(0, maxStdoutBytes - size));
     size += chunk.length;
   });
   child.stderr?.on('data', (chunk: Buffer) => {
-    complaints = Buffer.concat([complaints, chunk]).subarray(-errorLimit);
+    stderrTail = Buffer.concat([stderrTail, chunk]).subarray(-maxStderrBytes);
   });
-  return { stdout: () => Buffer.concat(printed).toString(), stderr: () => complaints.toString() };
+  return { stdout: () => Buffer.concat(stdoutChunks).toString(), stderr: () => stderrTail.toString() };
 }
 
 /** Programs print the reason last; `mount` adds a hint about dmesg after it. */
@@ -150,7 +150,7 @@ function notStarted(tool: Tool, cause: Error): StowageError {
     return new StowageError(`the program ${tool} is not installed`, {
       code: 'unsupported',
       reason: 'tool-missing',
-      action: installation(tool),
+      action: installHint(tool),
       cause,
     });
   }

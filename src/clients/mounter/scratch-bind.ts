@@ -12,41 +12,41 @@ const names = { folder: '.bind-folder', file: '.bind-file' };
 export const scratchNames: readonly string[] = Object.values(names);
 
 /** MS_REMOUNT clears every flag that is not given again. */
-const kept = ['ro', 'nosuid', 'nodev', 'noexec', 'noatime', 'nodiratime', 'relatime', 'nosymfollow'];
+const remountFlags = ['ro', 'nosuid', 'nodev', 'noexec', 'noatime', 'nodiratime', 'relatime', 'nosymfollow'];
 
 /** The flags that a bind mount inherits from the mount that it is made of. */
-export const inherited = (source: MountEntry | undefined): readonly string[] =>
-  kept.filter((flag) => source?.options.includes(flag) === true);
+export const inheritedFlags = (source: MountEntry | undefined): readonly string[] =>
+  remountFlags.filter((flag) => source?.options.includes(flag) === true);
 
 /**
  * For kernels that cannot set flags on a bind mount before it is attached. Binds into a scratch folder that only Stowage can reach, sets
- * the flags there and binds the result to its place: a bind inherits the flags of the mount that it is made of, and so do its copies in
- * other mount namespaces. Synchronous throughout, since there is only one scratch place.
+ * the flags there and binds the result to the target: a bind inherits the flags of the mount that it is made of, and so do its copies in
+ * other mount namespaces. Synchronous throughout, since there is only one scratch mount point.
  */
 export function bindThroughScratch(
-  { calls, aside }: Pick<MounterParts, 'calls' | 'aside'>,
+  { calls, scratchFolder }: Pick<MounterParts, 'calls' | 'scratchFolder'>,
   origin: HeldPath,
-  place: HeldPath,
+  target: HeldPath,
   flags: readonly string[],
 ): void {
-  if (aside === undefined) throw noAside(place.path);
+  if (scratchFolder === undefined) throw noScratchFolder(target.path);
   const isFolder = origin.stats.isDirectory();
   const name = isFolder ? names.folder : names.file;
-  const folder = holdOwnPath(aside);
-  const through = `${folder.through}/${name}`;
+  const folder = holdOwnPath(scratchFolder);
+  const procPath = `${folder.procPath}/${name}`;
   // Never opened: opening a mount can wait for its server.
-  const draft = { ...folder, through };
+  const scratchMount = { ...folder, procPath };
   const clear = (): void => {
-    if (attempted(() => calls.detach(folder, name))) attempted(() => (isFolder ? rmdirSync : unlinkSync)(through));
+    if (tryTo(() => calls.detach(folder, name))) tryTo(() => (isFolder ? rmdirSync : unlinkSync)(procPath));
   };
   try {
-    // Left by a crash.
+    // Remove what a crash left.
     clear();
-    make(through, isFolder);
+    makeScratch(procPath, isFolder);
     try {
-      calls.bind(origin, draft);
-      calls.remount(draft, flags);
-      calls.bind(draft, place);
+      calls.bind(origin, scratchMount);
+      calls.remount(scratchMount, flags);
+      calls.bind(scratchMount, target);
     } finally {
       clear();
     }
@@ -56,7 +56,7 @@ export function bindThroughScratch(
 }
 
 /** On failure the leftover stays until the next bind or the next start clears it. */
-function attempted(work: () => void): boolean {
+function tryTo(work: () => void): boolean {
   try {
     work();
     return true;
@@ -65,7 +65,7 @@ function attempted(work: () => void): boolean {
   }
 }
 
-function make(path: string, isFolder: boolean): void {
+function makeScratch(path: string, isFolder: boolean): void {
   try {
     if (isFolder) mkdirSync(path, 0o700);
     else closeSync(openSync(path, 'wx', 0o600));
@@ -74,7 +74,7 @@ function make(path: string, isFolder: boolean): void {
   }
 }
 
-function noAside(at: string): StowageError {
+function noScratchFolder(at: string): StowageError {
   return new StowageError(`${at} cannot be mounted with its flags: this kernel sets them only in a second step`, {
     code: 'unsupported',
     reason: 'mount-flags-refused',

@@ -8,26 +8,27 @@ const source = 'stowage';
 
 /** The folder in which container engines find volumes. */
 export function createSharing(
-  { calls, readTable, places }: MounterParts,
+  { calls, readTable, mountLocks }: MounterParts,
   unmount: Mounter['unmount'],
 ): Pick<Mounter, 'openShared' | 'closeShared'> {
   return {
     openShared: async (folder, { signal }) => {
-      using _alone = await places.hold([folder], signal);
-      if ((await readTable()).at(folder) !== undefined) return;
+      using _alone = await mountLocks.hold([folder], signal);
+      if ((await readTable()).mountAt(folder) !== undefined) return;
       try {
-        await using place = await holdPath(folder);
-        calls.memory(source, place);
-        // Open it again: `place` is the mount point, which the mount now hides.
+        await using heldFolder = await holdPath(folder);
+        calls.tmpfs(source, heldFolder);
+        // Open it again: `heldFolder` is the mount point, which the mount now hides.
         await using mounted = await holdPath(folder);
-        calls.share(mounted);
+        calls.makeShared(mounted);
       } catch (cause) {
         throw mountFailure(`${folder} could not be made ready for container engines`, cause);
       }
     },
     closeShared: async (folder, scope) => {
       const table = await readTable();
-      if (table.at(folder)?.source === source && table.below(folder).length === 0) await unmount(folder, scope);
+      if (table.mountAt(folder)?.source === source && table.mountsBelow(folder).length === 0)
+        await unmount(folder, scope);
     },
   };
 }

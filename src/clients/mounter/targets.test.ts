@@ -15,82 +15,98 @@ import { createTargets } from './targets.ts';
 describe.skipIf(needs('linux')).each([
   ['on any disk', false],
   ['on the disk of our records', true],
-])('a target %s', (_, isNear) => {
-  let ground: ScratchFolder;
-  const near: HoldLocal = (path, table) => (isNear ? createHoldLocal(ground.folder)(path, table) : undefined);
-  const at = (name: string): string => join(ground.folder, name);
+])('a target %s', (_, isLocal) => {
+  let scratch: ScratchFolder;
+  const holdLocal: HoldLocal = (path, table) => (isLocal ? createHoldLocal(scratch.folder)(path, table) : undefined);
+  const scratchPath = (name: string): string => join(scratch.folder, name);
   const accessPath = createPathAccess(systemClock());
-  const targets = createTargets({ accessPath, near, readTable: readMountTable, forbidden: () => [at('state')] });
+  const targets = createTargets({
+    accessPath,
+    holdLocal,
+    readTable: readMountTable,
+    forbiddenFolders: () => [scratchPath('state')],
+  });
   const inspect = (target: string, access: 'filesystem' | 'block' = 'filesystem') =>
-    targets.inspectTarget(target, access, ground.scope);
+    targets.inspectTarget(target, access, scratch.scope);
 
   beforeEach(() => {
-    ground = createScratchFolder();
-    mkdirSync(at('state'));
+    scratch = createScratchFolder();
+    mkdirSync(scratchPath('state'));
   });
-  afterEach(() => ground[Symbol.dispose]());
+  afterEach(() => scratch[Symbol.dispose]());
 
   test('that is missing is created; repeating succeeds', async () => {
-    expect(await inspect(at('new'))).toEqual({ target: at('new'), existed: false });
-    expect(existsSync(at('new'))).toBe(false);
-    await targets.makeTarget(at('new'), 'filesystem', ground.scope);
-    await targets.makeTarget(at('new'), 'filesystem', ground.scope);
-    expect(await inspect(at('new'))).toEqual({ target: at('new'), existed: true });
-    await targets.makeTarget(at('disk'), 'block', ground.scope);
-    await targets.makeTarget(at('disk'), 'block', ground.scope);
-    expect(lstatSync(at('disk')).isFile()).toBe(true);
-    expect(await inspect(at('disk'), 'block')).toEqual({ target: at('disk'), existed: true });
+    expect(await inspect(scratchPath('new'))).toEqual({ target: scratchPath('new'), existed: false });
+    expect(existsSync(scratchPath('new'))).toBe(false);
+    await targets.makeTarget(scratchPath('new'), 'filesystem', scratch.scope);
+    await targets.makeTarget(scratchPath('new'), 'filesystem', scratch.scope);
+    expect(await inspect(scratchPath('new'))).toEqual({ target: scratchPath('new'), existed: true });
+    await targets.makeTarget(scratchPath('disk'), 'block', scratch.scope);
+    await targets.makeTarget(scratchPath('disk'), 'block', scratch.scope);
+    expect(lstatSync(scratchPath('disk')).isFile()).toBe(true);
+    expect(await inspect(scratchPath('disk'), 'block')).toEqual({ target: scratchPath('disk'), existed: true });
   });
 
   test('is returned with its symbolic links resolved', async () => {
-    mkdirSync(at('real'));
-    symlinkSync('real', at('link'));
-    expect(await inspect(join(at('link'), 'x'))).toEqual({ target: join(at('real'), 'x'), existed: false });
-    expect(await inspect(at('link'))).toEqual({ target: at('real'), existed: true });
+    mkdirSync(scratchPath('real'));
+    symlinkSync('real', scratchPath('link'));
+    expect(await inspect(join(scratchPath('link'), 'x'))).toEqual({
+      target: join(scratchPath('real'), 'x'),
+      existed: false,
+    });
+    expect(await inspect(scratchPath('link'))).toEqual({ target: scratchPath('real'), existed: true });
   });
 
   test('is located through links, whether it exists or not', async () => {
-    mkdirSync(join(at('real'), 'x'), { recursive: true });
-    symlinkSync('real', at('link'));
-    symlinkSync('nowhere', at('dangling'));
-    const locate = (target: string) => targets.resolvePath(target, ground.scope);
+    mkdirSync(join(scratchPath('real'), 'x'), { recursive: true });
+    symlinkSync('real', scratchPath('link'));
+    symlinkSync('nowhere', scratchPath('dangling'));
+    const locate = (target: string) => targets.resolvePath(target, scratch.scope);
     for (const name of ['x', 'missing']) {
-      expect(await locate(join(at('link'), name))).toBe(join(at('real'), name));
-      expect(await locate(join(at('real'), name))).toBe(join(at('real'), name));
+      expect(await locate(join(scratchPath('link'), name))).toBe(join(scratchPath('real'), name));
+      expect(await locate(join(scratchPath('real'), name))).toBe(join(scratchPath('real'), name));
     }
-    expect(await locate(at('link'))).toBe(at('real'));
-    expect(await locate(at('dangling'))).toBe(at('dangling'));
-    expect(await locate(join(at('missing'), 'x'))).toBeUndefined();
+    expect(await locate(scratchPath('link'))).toBe(scratchPath('real'));
+    expect(await locate(scratchPath('dangling'))).toBe(scratchPath('dangling'));
+    expect(await locate(join(scratchPath('missing'), 'x'))).toBeUndefined();
     await expect(locate('/a/../b')).rejects.toMatchObject({ reason: 'path-invalid' });
   });
 
   test('that would hide data is refused', async () => {
-    mkdirSync(join(at('full'), 'x'), { recursive: true });
-    writeFileSync(at('written'), 'x');
-    await expect(inspect(at('full'))).rejects.toMatchObject({
+    mkdirSync(join(scratchPath('full'), 'x'), { recursive: true });
+    writeFileSync(scratchPath('written'), 'x');
+    await expect(inspect(scratchPath('full'))).rejects.toMatchObject({
       code: 'conflict',
       reason: 'target-not-empty',
-      message: `${at('full')} is not empty; a volume mounted there would hide what is in it`,
+      message: `${scratchPath('full')} is not empty; a volume mounted there would hide what is in it`,
       action: 'Give an empty folder, or a path that does not exist yet.',
     });
-    await expect(inspect(at('written'), 'block')).rejects.toMatchObject({ reason: 'target-not-empty' });
+    await expect(inspect(scratchPath('written'), 'block')).rejects.toMatchObject({ reason: 'target-not-empty' });
   });
 
   test('of the wrong kind is refused', async () => {
-    writeFileSync(at('file'), '');
-    await expect(inspect(at('file'))).rejects.toMatchObject({ code: 'conflict', reason: 'target-kind' });
-    await expect(inspect(at('state').replace('state', ''), 'block')).rejects.toMatchObject({ code: 'invalid' });
-    mkdirSync(at('folder'));
-    await expect(inspect(at('folder'), 'block')).rejects.toMatchObject({ code: 'conflict', reason: 'target-kind' });
+    writeFileSync(scratchPath('file'), '');
+    await expect(inspect(scratchPath('file'))).rejects.toMatchObject({ code: 'conflict', reason: 'target-kind' });
+    await expect(inspect(scratchPath('state').replace('state', ''), 'block')).rejects.toMatchObject({
+      code: 'invalid',
+    });
+    mkdirSync(scratchPath('folder'));
+    await expect(inspect(scratchPath('folder'), 'block')).rejects.toMatchObject({
+      code: 'conflict',
+      reason: 'target-kind',
+    });
   });
 
   test('with a missing parent or a dangling link is refused with advice', async () => {
-    await expect(inspect(join(at('no'), 'x'))).rejects.toMatchObject({
+    await expect(inspect(join(scratchPath('no'), 'x'))).rejects.toMatchObject({
       code: 'not-found',
-      action: `Create the folder first: mkdir -p ${at('no')}`,
+      action: `Create the folder first: mkdir -p ${scratchPath('no')}`,
     });
-    symlinkSync('nowhere', at('dangling'));
-    await expect(inspect(at('dangling'))).rejects.toMatchObject({ code: 'conflict', reason: 'target-dangling' });
+    symlinkSync('nowhere', scratchPath('dangling'));
+    await expect(inspect(scratchPath('dangling'))).rejects.toMatchObject({
+      code: 'conflict',
+      reason: 'target-dangling',
+    });
   });
 
   test.each([
@@ -111,8 +127,13 @@ describe.skipIf(needs('linux')).each([
   });
 
   test("in Stowage's own folders is refused, also through a link", async () => {
-    symlinkSync('state', at('innocent'));
-    for (const target of [at('state'), join(at('state'), 'x'), at('innocent'), join(at('innocent'), 'x')]) {
+    symlinkSync('state', scratchPath('innocent'));
+    for (const target of [
+      scratchPath('state'),
+      join(scratchPath('state'), 'x'),
+      scratchPath('innocent'),
+      join(scratchPath('innocent'), 'x'),
+    ]) {
       await expect(inspect(target)).rejects.toMatchObject({ code: 'invalid', reason: 'target-forbidden' });
     }
   });
@@ -146,30 +167,38 @@ describe.skipIf(needs('linux')).each([
   });
 
   test('is removed if it is empty, and otherwise stays; a missing one counts as removed', async () => {
-    mkdirSync(join(at('full'), 'x'), { recursive: true });
-    mkdirSync(at('empty'));
-    writeFileSync(at('file'), '');
-    writeFileSync(at('written'), 'x');
+    mkdirSync(join(scratchPath('full'), 'x'), { recursive: true });
+    mkdirSync(scratchPath('empty'));
+    writeFileSync(scratchPath('file'), '');
+    writeFileSync(scratchPath('written'), 'x');
     for (const name of ['full', 'empty', 'file', 'written', 'empty', 'absent', 'absent/below']) {
-      await targets.removeTarget(at(name), ground.scope);
+      await targets.removeTarget(scratchPath(name), scratch.scope);
     }
-    expect(['full', 'empty', 'file', 'written'].filter((name) => existsSync(at(name)))).toEqual(['full', 'written']);
+    expect(['full', 'empty', 'file', 'written'].filter((name) => existsSync(scratchPath(name)))).toEqual([
+      'full',
+      'written',
+    ]);
   });
 
   test.skipIf(needs('mount'))(
     'with something mounted on it stays, and is not accessed, since its server may be gone',
     async () => {
-      mkdirSync(at('theirs'));
-      execFileSync('mount', ['-t', 'tmpfs', 'none', at('theirs')]);
+      mkdirSync(scratchPath('theirs'));
+      execFileSync('mount', ['-t', 'tmpfs', 'none', scratchPath('theirs')]);
       try {
-        const never = async (): Promise<never> => expect.fail('it was looked at');
-        const blind = createTargets({ accessPath: never, near, readTable: readMountTable, forbidden: () => [] });
-        const said: string[] = [];
-        const log = { ...ground.scope.log, info: (message: string) => void said.push(message) };
-        await blind.removeTarget(at('theirs'), { ...ground.scope, log });
-        expect([existsSync(at('theirs')), said]).toEqual([true, []]);
+        const failOnAccess = async (): Promise<never> => expect.fail('it was looked at');
+        const targetsWithoutAccess = createTargets({
+          accessPath: failOnAccess,
+          holdLocal,
+          readTable: readMountTable,
+          forbiddenFolders: () => [],
+        });
+        const logged: string[] = [];
+        const log = { ...scratch.scope.log, info: (message: string) => void logged.push(message) };
+        await targetsWithoutAccess.removeTarget(scratchPath('theirs'), { ...scratch.scope, log });
+        expect([existsSync(scratchPath('theirs')), logged]).toEqual([true, []]);
       } finally {
-        execFileSync('umount', [at('theirs')]);
+        execFileSync('umount', [scratchPath('theirs')]);
       }
     },
   );

@@ -11,7 +11,7 @@ import type { HoldLocal } from './hold-local.ts';
 import { createLocalTargets } from './local-targets.ts';
 import { isAtOrBelow, type MountTable } from './mountinfo.ts';
 import type { PathAccess } from './path-access.ts';
-import { checkPath, located, unlessMissing } from './paths.ts';
+import { checkPath, resolveParents, undefinedIfMissing } from './paths.ts';
 
 /** A mount at or below these hides a part of the system. */
 const systemTrees = ['/bin', '/boot', '/dev', '/etc', '/lib', '/lib32', '/lib64', '/proc', '/sbin', '/sys', '/usr'];
@@ -20,79 +20,92 @@ const systemFolders = ['/', '/home', '/opt', '/root', '/run', '/tmp', '/var', '/
 
 export interface TargetParts {
   readonly accessPath: PathAccess;
-  readonly near: HoldLocal;
+  readonly holdLocal: HoldLocal;
   readonly readTable: () => Promise<MountTable>;
-  readonly forbidden: () => readonly string[];
+  readonly forbiddenFolders: () => readonly string[];
   /** Mounts directly below this folder are allowed although it is inside a forbidden one: engines find their volumes there. */
-  readonly published?: string | undefined;
+  readonly publishedFolder?: string | undefined;
 }
 
-interface Rules {
-  readonly forbidden: readonly string[];
-  readonly published: string | undefined;
-  readonly real: Map<string, string>;
+interface TargetRules {
+  readonly forbiddenFolders: readonly string[];
+  readonly publishedFolder: string | undefined;
+  readonly realPaths: Map<string, string>;
 }
 
-const isSystem = (place: string): boolean =>
-  systemFolders.includes(place) || systemTrees.some((tree) => isAtOrBelow(place, tree));
-const isOutside = (place: string, folder: string | undefined): boolean =>
-  folder !== undefined && !isAtOrBelow(place, folder);
+const isSystem = (path: string): boolean =>
+  systemFolders.includes(path) || systemTrees.some((tree) => isAtOrBelow(path, tree));
+const isOutside = (path: string, folder: string | undefined): boolean =>
+  folder !== undefined && !isAtOrBelow(path, folder);
 
 export type Targets = Pick<Mounter, 'inspectTarget' | 'resolvePath' | 'makeTarget' | 'removeTarget'>;
 
-export function createTargets({ accessPath, near, readTable, forbidden, published }: TargetParts): Targets {
-  const inLine = createLocalTargets(near);
+export function createTargets({
+  accessPath,
+  holdLocal,
+  readTable,
+  forbiddenFolders,
+  publishedFolder,
+}: TargetParts): Targets {
+  const localTargets = createLocalTargets(holdLocal);
   /** The resolved paths of the forbidden folders, as of the last check. */
-  const real = new Map<string, string>();
-  const lookAt = async <T>(path: string, scope: Scope, work: (table: MountTable) => Promise<T>): Promise<T> => {
+  const realPaths = new Map<string, string>();
+  const accessPathWithTable = async <T>(
+    path: string,
+    scope: Scope,
+    work: (table: MountTable) => Promise<T>,
+  ): Promise<T> => {
     checkPath(path);
     const table = await readTable();
     return await accessPath({ path, table, signal: scope.signal }, () => work(table));
   };
-  /** In `published` no other program creates or removes anything, and it is in memory, so access it synchronously. On any error take the slow path. */
+  /** In `publishedFolder` no other program creates or removes anything, and it is in memory, so access it synchronously. On any error take the slow path. */
   const isOwn = (target: string, access: Access): boolean =>
-    access === 'filesystem' && published !== undefined && dirname(target) === published;
+    access === 'filesystem' && publishedFolder !== undefined && dirname(target) === publishedFolder;
   return {
     inspectTarget: async (target, access, scope) => {
-      if (isOwn(target, access) && (await readTable()).at(target) === undefined && !existsSync(target))
+      if (isOwn(target, access) && (await readTable()).mountAt(target) === undefined && !existsSync(target))
         return { target, existed: false };
       checkPath(target);
-      const folders = forbidden();
-      const isFree = (place: string): boolean =>
-        !isSystem(place) && folders.every((folder) => isOutside(place, real.get(folder)));
-      const found = inLine.inspect(target, access, await readTable(), isFree);
+      const folders = forbiddenFolders();
+      const isFree = (path: string): boolean =>
+        !isSystem(path) && folders.every((folder) => isOutside(path, realPaths.get(folder)));
+      const found = localTargets.inspect(target, access, await readTable(), isFree);
       if (found !== undefined) return found;
-      return await lookAt(target, scope, (table) =>
-        inspect(target, access, { forbidden: folders, published, real }, table),
+      return await accessPathWithTable(target, scope, (table) =>
+        inspect(target, access, { forbiddenFolders: folders, publishedFolder, realPaths }, table),
       );
     },
     resolvePath: async (path, scope) => {
       checkPath(path);
-      return inLine.locate(path, await readTable()) ?? (await lookAt(path, scope, (table) => locate(path, table)));
+      return (
+        localTargets.locate(path, await readTable()) ??
+        (await accessPathWithTable(path, scope, (table) => locate(path, table)))
+      );
     },
     makeTarget: async (target, access, scope) => {
-      if (isOwn(target, access) && isDone(() => mkdirSync(target))) return;
+      if (isOwn(target, access) && trySync(() => mkdirSync(target))) return;
       checkPath(target);
-      if (inLine.make(target, access, await readTable())) return;
-      await lookAt(target, scope, () => make(target, access));
+      if (localTargets.create(target, access, await readTable())) return;
+      await accessPathWithTable(target, scope, () => createTarget(target, access));
     },
     removeTarget: async (target, scope) => {
-      if (isOwn(target, 'filesystem') && isDone(() => rmdirSync(target))) return;
+      if (isOwn(target, 'filesystem') && trySync(() => rmdirSync(target))) return;
       checkPath(target);
       const table = await readTable();
       // A mounted target stays, and accessing it could wait for its server.
-      if (table.at(target) !== undefined || inLine.remove(target, table)) return;
+      if (table.mountAt(target) !== undefined || localTargets.remove(target, table)) return;
       try {
-        await lookAt(target, scope, () => remove(target));
+        await accessPathWithTable(target, scope, () => removeUnusedTarget(target));
       } catch (cause) {
         scope.signal.throwIfAborted();
-        scope.log.info('target left in place', { target, why: String(cause) });
+        scope.log.info('failed to remove a target', { target, why: String(cause) });
       }
     },
   };
 }
 
-function isDone(work: () => void): boolean {
+function trySync(work: () => void): boolean {
   try {
     work();
     return true;
@@ -104,47 +117,47 @@ function isDone(work: () => void): boolean {
 async function inspect(
   target: string,
   access: Access,
-  rules: Rules,
+  rules: TargetRules,
   table: MountTable,
 ): ReturnType<Mounter['inspectTarget']> {
-  const { there, stats } = await resolved(target);
-  await refuseSystem(there, rules);
+  const { realTarget: location, stats } = await resolveTarget(target);
+  await refuseForbidden(location, rules);
   // `bind` checks whether the right thing is mounted there.
-  if (table.at(there) !== undefined) return { target: there, existed: true };
-  const found = stats === 'unknown' ? await unlessMissing(lstat(there)) : stats;
-  if (found === undefined) return { target: there, existed: false };
+  if (table.mountAt(location) !== undefined) return { target: location, existed: true };
+  const found = stats === 'unknown' ? await undefinedIfMissing(lstat(location)) : stats;
+  if (found === undefined) return { target: location, existed: false };
   if (access === 'filesystem' ? !found.isDirectory() : !found.isFile()) throw wrongKind(target, access);
-  if (access === 'filesystem' ? await holdsEntries(there) : found.size > 0) throw notEmpty(target, access);
-  return { target: there, existed: true };
+  if (access === 'filesystem' ? await holdsEntries(location) : found.size > 0) throw notEmpty(target, access);
+  return { target: location, existed: true };
 }
 
 async function locate(path: string, table: MountTable): Promise<string | undefined> {
-  const there = await located(path);
+  const location = await resolveParents(path);
   // A mount point is no link, and accessing it could wait for its server.
-  if (there === undefined || table.at(there) !== undefined) return there;
-  return (await unlessMissing(realpath(there))) ?? there;
+  if (location === undefined || table.mountAt(location) !== undefined) return location;
+  return (await undefinedIfMissing(realpath(location))) ?? location;
 }
 
 /** Resolves all symbolic links, including the target itself. At most the last component may be missing. */
-async function resolved(
+async function resolveTarget(
   target: string,
-): Promise<{ readonly there: string; readonly stats: Stats | undefined | 'unknown' }> {
-  const there = await located(target);
-  if (there === undefined) {
+): Promise<{ readonly realTarget: string; readonly stats: Stats | undefined | 'unknown' }> {
+  const location = await resolveParents(target);
+  if (location === undefined) {
     throw new StowageError(`${target} cannot be created: the folder ${dirname(target)} does not exist`, {
       code: 'not-found',
       reason: 'target-parent-missing',
       action: `Create the folder first: mkdir -p ${dirname(target)}`,
     });
   }
-  const found = await unlessMissing(lstat(there)).catch((cause: unknown) => {
+  const found = await undefinedIfMissing(lstat(location)).catch((cause: unknown) => {
     // A mount whose server is gone: the mount table says what is there, and `bind` decides.
     if (isErrno(cause, 'ENOTCONN', 'EIO', 'ESTALE')) return 'unknown' as const;
     throw cause;
   });
-  if (found === 'unknown' || found?.isSymbolicLink() !== true) return { there, stats: found };
-  const beyond = await unlessMissing(realpath(there));
-  if (beyond !== undefined) return { there: beyond, stats: 'unknown' };
+  if (found === 'unknown' || found?.isSymbolicLink() !== true) return { realTarget: location, stats: found };
+  const linkTarget = await undefinedIfMissing(realpath(location));
+  if (linkTarget !== undefined) return { realTarget: linkTarget, stats: 'unknown' };
   throw new StowageError(`${target} is a symbolic link to something that does not exist`, {
     code: 'conflict',
     reason: 'target-dangling',
@@ -152,21 +165,24 @@ async function resolved(
   });
 }
 
-async function refuseSystem(there: string, { forbidden, published, real }: Rules): Promise<void> {
-  if (isSystem(there)) {
-    throw new StowageError(`${there} belongs to the system; a volume mounted there would hide it`, {
+async function refuseForbidden(
+  realTarget: string,
+  { forbiddenFolders, publishedFolder, realPaths }: TargetRules,
+): Promise<void> {
+  if (isSystem(realTarget)) {
+    throw new StowageError(`${realTarget} belongs to the system; a volume mounted there would hide it`, {
       code: 'invalid',
       reason: 'target-forbidden',
       action: 'Give a path of your own, for example /mnt/data.',
     });
   }
-  if (dirname(there) === published) return;
-  for (const folder of forbidden) {
-    const found = await unlessMissing(realpath(folder));
-    if (found === undefined) real.delete(folder);
-    else real.set(folder, found);
-    if (!isAtOrBelow(there, found ?? folder)) continue;
-    throw new StowageError(`${there} is inside ${folder}, which is reserved for Stowage`, {
+  if (dirname(realTarget) === publishedFolder) return;
+  for (const folder of forbiddenFolders) {
+    const found = await undefinedIfMissing(realpath(folder));
+    if (found === undefined) realPaths.delete(folder);
+    else realPaths.set(folder, found);
+    if (!isAtOrBelow(realTarget, found ?? folder)) continue;
+    throw new StowageError(`${realTarget} is inside ${folder}, which is reserved for Stowage`, {
       code: 'invalid',
       reason: 'target-forbidden',
       action: 'Give a path outside the state folder and outside every store.',
@@ -175,12 +191,12 @@ async function refuseSystem(there: string, { forbidden, published, real }: Rules
 }
 
 /** Creates only the last component: a parent that was removed meanwhile is not created again. */
-async function make(target: string, access: Access): Promise<void> {
+async function createTarget(target: string, access: Access): Promise<void> {
   try {
     await using parent = await holdPath(dirname(target));
-    const place = `${parent.through}/${basename(target)}`;
-    if (access === 'filesystem') await mkdir(place);
-    else await (await open(place, 'wx')).close();
+    const childPath = `${parent.procPath}/${basename(target)}`;
+    if (access === 'filesystem') await mkdir(childPath);
+    else await (await open(childPath, 'wx')).close();
   } catch (cause) {
     if (isErrno(cause, 'EEXIST')) return;
     if (cause instanceof StowageError) throw cause;
@@ -194,13 +210,13 @@ async function make(target: string, access: Access): Promise<void> {
 }
 
 /** A target that is not empty, or has something mounted on it, stays: another program uses it. */
-async function remove(target: string): Promise<void> {
-  await using parent = await unlessMissing(holdPath(dirname(target)));
+async function removeUnusedTarget(target: string): Promise<void> {
+  await using parent = await undefinedIfMissing(holdPath(dirname(target)));
   if (parent === undefined) return;
-  const place = `${parent.through}/${basename(target)}`;
-  const found = await unlessMissing(lstat(place));
-  if (found?.isDirectory() === true) await unlessMissing(rmdir(place));
-  else if (found?.isFile() === true && found.size === 0) await unlessMissing(unlink(place));
+  const childPath = `${parent.procPath}/${basename(target)}`;
+  const found = await undefinedIfMissing(lstat(childPath));
+  if (found?.isDirectory() === true) await undefinedIfMissing(rmdir(childPath));
+  else if (found?.isFile() === true && found.size === 0) await undefinedIfMissing(unlink(childPath));
 }
 
 async function holdsEntries(folder: string): Promise<boolean> {

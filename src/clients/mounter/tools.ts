@@ -1,4 +1,4 @@
-const protection = 'keeping the data path of NFS stores when memory is short';
+const oomProtection = 'keeping the data path of NFS stores when memory is short';
 
 /** The host programs that Stowage runs, the packages that contain them, and what needs them. */
 export const tools = {
@@ -10,15 +10,15 @@ export const tools = {
   resize2fs: { debian: 'e2fsprogs', alpine: 'e2fsprogs-extra', for: 'image volumes' },
   e2fsck: { debian: 'e2fsprogs', alpine: 'e2fsprogs', for: 'image volumes' },
   setpriv: { debian: 'util-linux', alpine: 'setpriv', for: 'mounting volumes of NFS stores' },
-  prlimit: { debian: 'util-linux', alpine: 'util-linux-misc', for: protection },
-  choom: { debian: 'util-linux', alpine: 'util-linux-misc', for: protection },
+  prlimit: { debian: 'util-linux', alpine: 'util-linux-misc', for: oomProtection },
+  choom: { debian: 'util-linux', alpine: 'util-linux-misc', for: oomProtection },
   // Needed only if an administrator chooses client=host, so the doctor does not mention it.
   'mount.nfs': { debian: 'nfs-common', alpine: 'nfs-utils', for: undefined },
 } as const satisfies Record<string, { debian: string; alpine: string; for: string | undefined }>;
 
 export type Tool = keyof typeof tools;
 
-export function installation(tool: Tool): string {
+export function installHint(tool: Tool): string {
   return `Install it: apt install ${tools[tool].debian} (Debian, Ubuntu) or apk add ${tools[tool].alpine} (Alpine).`;
 }
 

@@ -1,7 +1,7 @@
 import { mountUnable } from '#core/mount-errors.ts';
 import type { Mounter } from '#core/ports.ts';
 
-/** Where mounting is impossible everything else still works; mount calls fail with an error that says what is needed. */
+/** For machines that cannot mount: lists mounts, and refuses all other calls with an error that says what is needed. */
 export function createUnableMounter(unable: NonNullable<Mounter['unable']>, list: Mounter['list']): Mounter {
   const refuse = async (): Promise<never> => {
     throw mountUnable(unable);

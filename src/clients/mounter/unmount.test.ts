@@ -8,114 +8,114 @@ import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder
 import { mountFuse } from '../data-path/fuse-mount.ts';
 import { createLinuxMounter } from './linux-mounter.ts';
 import { type MountCalls, mountCalls } from './mount-calls.ts';
-import { createRun, type Run } from './run-program.ts';
+import { createRunProgram, type RunProgram } from './run-program.ts';
 
 const clock = systemClock();
-const real = createRun(clock);
+const runProgram = createRunProgram(clock);
 
 describe.skipIf(needs('mount', 'fuse'))('one of our own FUSE file systems', () => {
-  let ground: ScratchFolder;
-  let at: string;
-  let ran: string[];
+  let scratch: ScratchFolder;
+  let stage: string;
+  let ranTools: string[];
 
   beforeEach(async () => {
-    ground = createScratchFolder();
-    onTestFinished(() => ground[Symbol.dispose]());
-    ran = [];
-    at = join(ground.folder, 'stage');
-    mkdirSync(at);
-    const mounted = await mountFuse('stowage:test', at, { readOnly: false });
+    scratch = createScratchFolder();
+    onTestFinished(() => scratch[Symbol.dispose]());
+    ranTools = [];
+    stage = join(scratch.folder, 'stage');
+    mkdirSync(stage);
+    const mounted = await mountFuse('stowage:test', stage, { readOnly: false });
     onTestFinished(() => mounted[Symbol.asyncDispose]());
-    expect(ground.mounts()).toEqual([at]);
+    expect(scratch.mounts()).toEqual([stage]);
   });
 
-  const mounter = (calls: MountCalls = mountCalls): Mounter => {
-    const run: Run = (tool, ...rest) => {
-      ran.push(tool);
-      return real(tool, ...rest);
+  const createMounter = (calls: MountCalls = mountCalls): Mounter => {
+    const run: RunProgram = (tool, ...rest) => {
+      ranTools.push(tool);
+      return runProgram(tool, ...rest);
     };
-    return createLinuxMounter({ clock, run, calls, storeRoots: () => [], forbidden: () => [] });
+    return createLinuxMounter({ clock, run, calls, storeRoots: () => [], forbiddenFolders: () => [] });
   };
 
   test('is unmounted without a program', async () => {
-    await mounter().unmount(at, ground.scope);
-    expect(ground.mounts()).toEqual([]);
-    expect(ran).toEqual([]);
+    await createMounter().unmount(stage, scratch.scope);
+    expect(scratch.mounts()).toEqual([]);
+    expect(ranTools).toEqual([]);
   });
 
   test('is detected as mounted without access to it, since its server may not answer and this process must never wait for that', async () => {
-    expect(await mounter().isMounted(at, ground.scope)).toBe(true);
-    expect(await mounter().isMounted(join(ground.folder, 'missing'), ground.scope)).toBe(false);
-    expect(await mounter().isMounted(ground.folder, ground.scope)).toBe(false);
+    expect(await createMounter().isMounted(stage, scratch.scope)).toBe(true);
+    expect(await createMounter().isMounted(join(scratch.folder, 'missing'), scratch.scope)).toBe(false);
+    expect(await createMounter().isMounted(scratch.folder, scratch.scope)).toBe(false);
   });
 
   test('is detected through a link without access to it', async () => {
-    symlinkSync(ground.folder, join(ground.folder, 'link'));
-    expect(await mounter().resolvePath(join(ground.folder, 'link/stage'), ground.scope)).toBe(at);
+    symlinkSync(scratch.folder, join(scratch.folder, 'link'));
+    expect(await createMounter().resolvePath(join(scratch.folder, 'link/stage'), scratch.scope)).toBe(stage);
   });
 
   test('is unmounted by a program if the system call fails, to get the error', async () => {
-    await mounter({ ...mountCalls, unmountAside: async () => false }).unmount(at, ground.scope);
-    expect(ground.mounts()).toEqual([]);
-    expect(ran).toEqual(['umount']);
+    await createMounter({ ...mountCalls, unmountOnThread: async () => false }).unmount(stage, scratch.scope);
+    expect(scratch.mounts()).toEqual([]);
+    expect(ranTools).toEqual(['umount']);
   });
 
   test("does not block callers if the kernel does not complete the unmount, and keeps the parent's descriptor open until it ends", async () => {
-    const { promise: over, resolve: end } = Promise.withResolvers<boolean>();
+    const { promise: unmountResult, resolve: end } = Promise.withResolvers<boolean>();
     const { promise: begun, resolve: begin } = Promise.withResolvers<string>();
-    const where: (() => string)[] = [];
+    const parentPaths: (() => string)[] = [];
     const calls: MountCalls = {
       ...mountCalls,
-      unmountAside: (parent) => {
-        where.push(parent.where);
+      unmountOnThread: (parent) => {
+        parentPaths.push(parent.currentPath);
         begin(parent.path);
-        return over;
+        return unmountResult;
       },
     };
-    const enough = new AbortController();
-    const unmounting = mounter(calls).unmount(at, { ...ground.scope, signal: enough.signal });
-    expect(await begun).toBe(ground.folder);
-    enough.abort(new Error('enough'));
+    const caller = new AbortController();
+    const unmounting = createMounter(calls).unmount(stage, { ...scratch.scope, signal: caller.signal });
+    expect(await begun).toBe(scratch.folder);
+    caller.abort(new Error('enough'));
     await expect(unmounting).rejects.toThrow('enough');
-    expect(where[0]?.()).toBe(ground.folder);
+    expect(parentPaths[0]?.()).toBe(scratch.folder);
     end(true);
     // Afterwards the descriptor number is free, or reused.
-    const now = (): string | undefined => {
+    const currentParentPath = (): string | undefined => {
       try {
-        return where[0]?.();
+        return parentPaths[0]?.();
       } catch {
         return undefined;
       }
     };
-    await expect.poll(now).not.toBe(ground.folder);
-    expect(ran).toEqual([]);
+    await expect.poll(currentParentPath).not.toBe(scratch.folder);
+    expect(ranTools).toEqual([]);
   });
 
-  test('uses a few threads at most, and a program if those are occupied', async () => {
-    const { promise: over, resolve: end } = Promise.withResolvers<boolean>();
-    const all = [at];
+  test('is unmounted by a program if all threads for unmounts are occupied', async () => {
+    const { promise: unmountResult, resolve: end } = Promise.withResolvers<boolean>();
+    const mountPoints = [stage];
     for (const name of ['b', 'c', 'd', 'e']) {
-      const place = join(ground.folder, name);
-      mkdirSync(place);
-      const mounted = await mountFuse(`stowage:${name}`, place, { readOnly: false });
+      const mountPoint = join(scratch.folder, name);
+      mkdirSync(mountPoint);
+      const mounted = await mountFuse(`stowage:${name}`, mountPoint, { readOnly: false });
       onTestFinished(() => mounted[Symbol.asyncDispose]());
-      all.push(place);
+      mountPoints.push(mountPoint);
     }
-    const waiting: string[] = [];
+    const threadUnmounts: string[] = [];
     const calls: MountCalls = {
       ...mountCalls,
-      unmountAside: async (_parent, name) => {
-        waiting.push(name);
-        return await over;
+      unmountOnThread: async (_parent, name) => {
+        threadUnmounts.push(name);
+        return await unmountResult;
       },
     };
-    const one = mounter(calls);
-    const unmounting = all.map((place) => one.unmount(place, ground.scope));
+    const mounter = createMounter(calls);
+    const unmounting = mountPoints.map((mountPoint) => mounter.unmount(mountPoint, scratch.scope));
     await Promise.race(unmounting);
-    expect(waiting).toHaveLength(4);
-    expect(ran).toEqual(['umount']);
+    expect(threadUnmounts).toHaveLength(4);
+    expect(ranTools).toEqual(['umount']);
     end(false);
     await Promise.all(unmounting);
-    expect(ground.mounts()).toEqual([]);
+    expect(scratch.mounts()).toEqual([]);
   });
 });

@@ -3,8 +3,8 @@ import { createDirectoryClient } from '#clients/kinds/directory.ts';
 import { loopSources } from '#clients/kinds/loop-sources.ts';
 import { nfsMountsOf } from '#clients/kinds/nfs-mounts.ts';
 import { nfsSources } from '#clients/kinds/nfs-sharing.ts';
-import { makeStage, removeStage, sourceAt } from '#clients/kinds/staging.ts';
-import { locatedOwn } from '#clients/mounter/paths.ts';
+import { locateSource, makeStage, removeStage } from '#clients/kinds/staging.ts';
+import { resolveOwnParents } from '#clients/mounter/paths.ts';
 import type { ClientTable } from '#core/clients.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Access, VolumeId } from '#core/model.ts';
@@ -45,16 +45,16 @@ function createFakeLoopClient({ mounter, mount, readTable }: FakeMounts): Client
     ...loopSources,
     stage: async ({ path, filesystem, readOnly = false }, { path: at }, { signal }) => {
       signal.throwIfAborted();
-      await sourceAt(path, 'file');
+      await locateSource(path, 'file');
       const access: Access = filesystem === undefined ? 'block' : 'filesystem';
       const place = await makeStage(at, access);
-      const there = (await readTable()).at(place);
+      const there = (await readTable()).mountAt(place);
       if (there?.source === path) return;
       if (there !== undefined) throw occupied(place, there);
       mount(place, { source: path, type: filesystem ?? 'devtmpfs', readOnly });
     },
     unstage: async (_source, target, scope) =>
-      await removeMount(locatedOwn(target.path), scope, (place) => mounter.unmount(place, scope)),
+      await removeMount(resolveOwnParents(target.path), scope, (place) => mounter.unmount(place, scope)),
     mountsOf: async ({ path }) => {
       const { entries } = await readTable();
       const devices = new Set(entries.filter((entry) => entry.source === path).map(({ device }) => device));
@@ -70,7 +70,8 @@ function createFakeNfsClient({ mounter, mount, readTable }: FakeMounts): FakeCli
   const served = new Set<string>();
   const [hung, copied] = [new Set<string>(), new Set<string>()];
 
-  const sourceOf = async (at: string): Promise<string> => (await readTable()).at(locatedOwn(at) ?? at)?.source ?? '';
+  const sourceOf = async (at: string): Promise<string> =>
+    (await readTable()).mountAt(resolveOwnParents(at) ?? at)?.source ?? '';
 
   async function whileIn(marked: Set<string>, at: string): Promise<AsyncDisposable> {
     const source = await sourceOf(at);
@@ -80,7 +81,7 @@ function createFakeNfsClient({ mounter, mount, readTable }: FakeMounts): FakeCli
 
   /** The source of the volume's mount in the mount table. Undefined: nothing is mounted there. */
   async function ours(at: string, volumeId: VolumeId): Promise<string | undefined> {
-    const there = (await readTable()).at(at);
+    const there = (await readTable()).mountAt(at);
     if (there === undefined) return undefined;
     if (!there.source.startsWith(ownSource(volumeId))) throw occupied(at, there);
     return there.source;
@@ -103,12 +104,12 @@ function createFakeNfsClient({ mounter, mount, readTable }: FakeMounts): FakeCli
       mount(place, { source, type: 'fuse.stowage' });
     },
     unstage: async (_source, target, scope, how) =>
-      await removeMount(locatedOwn(target.path), scope, (place) =>
+      await removeMount(resolveOwnParents(target.path), scope, (place) =>
         how?.force === true ? mounter.detach(place, scope, { abort: true }) : mounter.unmount(place, scope),
       ),
     findDeadMounts: async (staged) => {
       const table = await readTable();
-      const isServed = (at: string): boolean => served.has(table.at(locatedOwn(at) ?? at)?.source ?? '');
+      const isServed = (at: string): boolean => served.has(table.mountAt(resolveOwnParents(at) ?? at)?.source ?? '');
       return staged.map(({ target }) => target.path).filter((at) => !isServed(at));
     },
     mountsOf: async (source, { path }) => nfsMountsOf(source, path, await readTable()),

@@ -2,7 +2,7 @@ import { existsSync, lstatSync, readdirSync, realpathSync, rmSync } from 'node:f
 import { basename, dirname, join } from 'node:path';
 import { unlessAborted } from '#base/aborted.ts';
 import type { Scope } from '#base/log.ts';
-import { type MountEntry, type MountTable, mountTable, same } from '#clients/mounter/mountinfo.ts';
+import { isSameBind, type MountEntry, type MountTable, mountTable } from '#clients/mounter/mountinfo.ts';
 import { reap } from '#clients/mounter/reap.ts';
 import { createTargets } from '#clients/mounter/targets.ts';
 import { type ReasonWith, StowageError } from '#core/errors.ts';
@@ -63,9 +63,9 @@ const rootFileSystem: MountEntry = {
 
 /** The fake has no loop devices. */
 const loops = {
-  sys: '/nowhere',
-  loopsWith: async () => [],
-  fileOf: async () => undefined,
+  sysBlock: '/nowhere',
+  findLoops: async () => [],
+  backingFile: async () => undefined,
   loopDevices: { detach: async () => false },
 };
 
@@ -87,7 +87,7 @@ export function createFakeMounts({ forbidden = () => [], published }: FakeMounts
       ...about,
       at,
       id: ++count,
-      parent: table().holding(at)?.id ?? 1,
+      parent: table().mountContaining(at)?.id ?? 1,
       options: flags,
       superOptions: [],
       propagation: [],
@@ -108,18 +108,18 @@ export function createFakeMounts({ forbidden = () => [], published }: FakeMounts
 
   async function bind(from: string, at: string, { readOnly }: { readonly readOnly: boolean }): Promise<void> {
     const path = existing(from, located(from) ?? from);
-    const there = table().at(at);
-    const shown = table().shown(path);
+    const there = table().mountAt(at);
+    const shown = table().bindIdentity(path);
     const isFolder = lstatSync(path).isDirectory();
     const flags = [readOnly ? 'ro' : 'rw', ...(isFolder ? ['nosuid', 'nodev'] : [])];
     if (there !== undefined) {
-      if (!same(there, shown)) throw occupied(at, there);
+      if (!isSameBind(there, shown)) throw occupied(at, there);
       if (there.mountReadOnly && !readOnly)
         throw conflict('mounted-read-only', `the volume is already mounted read-only at ${at}`, 'Unmount it first.');
       if (flags.every((flag) => there.options.includes(flag))) return;
       await unmount(at);
     }
-    const source = table().holding(path);
+    const source = table().mountContaining(path);
     if (source?.readOnly === true && !readOnly)
       throw conflict('source-read-only', `${from} is on a read-only file system`, 'Mount the volume read-only.');
     if (existing(at, located(at) ?? at) !== at || lstatSync(at).isSymbolicLink())
@@ -131,7 +131,7 @@ export function createFakeMounts({ forbidden = () => [], published }: FakeMounts
   }
 
   async function unmount(at: string): Promise<void> {
-    const there = table().at(at);
+    const there = table().mountAt(at);
     if (there === undefined) return;
     if (isBusy(there)) {
       throw new StowageError(`${at} cannot be unmounted: it is in use`, {
@@ -144,12 +144,12 @@ export function createFakeMounts({ forbidden = () => [], published }: FakeMounts
   }
 
   async function detach(at: string): Promise<void> {
-    const there = table().at(at);
+    const there = table().mountAt(at);
     if (there !== undefined) drop(there);
   }
 
   async function closeShared(folder: string): Promise<void> {
-    if (table().at(folder)?.source !== 'stowage' || table().below(folder).length > 0) return;
+    if (table().mountAt(folder)?.source !== 'stowage' || table().mountsBelow(folder).length > 0) return;
     await unmount(folder);
     // The files of a tmpfs disappear with it.
     for (const name of readdirSync(folder)) rmSync(join(folder, name), { recursive: true });
@@ -157,21 +157,21 @@ export function createFakeMounts({ forbidden = () => [], published }: FakeMounts
 
   const targets = createTargets({
     accessPath: (_at, work) => work(),
-    near: () => undefined,
+    holdLocal: () => undefined,
     readTable,
-    forbidden,
-    published,
+    forbiddenFolders: forbidden,
+    publishedFolder: published,
   });
   const verbs: Omit<Mounter, 'unable'> = {
     bind,
     unmount,
     detach,
     openShared: async (folder) => {
-      if (table().at(folder) === undefined) fakes.mount(folder, { source: 'stowage', type: 'tmpfs' });
+      if (table().mountAt(folder) === undefined) fakes.mount(folder, { source: 'stowage', type: 'tmpfs' });
     },
     closeShared,
     list: async () => table().visible(),
-    isMounted: async (at) => table().at(at) !== undefined,
+    isMounted: async (at) => table().mountAt(at) !== undefined,
     ...targets,
     reap: async (mountsFolder, known, scope) =>
       await reap(
@@ -211,12 +211,12 @@ export function createFakeMounts({ forbidden = () => [], published }: FakeMounts
       return device;
     },
     remove: (at) => {
-      const there = table().at(at);
+      const there = table().mountAt(at);
       if (there === undefined) throw new Error(`nothing is mounted at ${at}`);
       drop(there);
     },
     use: (at) => {
-      const id = table().at(at)?.id;
+      const id = table().mountAt(at)?.id;
       if (id === undefined) throw new Error(`nothing is mounted at ${at}`);
       users.set(id, (users.get(id) ?? 0) + 1);
       return { [Symbol.dispose]: () => users.set(id, (users.get(id) ?? 0) - 1) };
