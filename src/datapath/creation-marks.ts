@@ -16,46 +16,49 @@ export interface CreationMark {
  * order. Set as mtime on servers that do not keep atime.
  */
 export interface CreationMarks {
-  next(): Time;
-  at(time: Time): CreationMark;
+  nextTime(): Time;
+  markAt(time: Time): CreationMark;
   /** Something changed just now, so its ctime is the server's time. */
-  sawChange(changed: Attributes | undefined): void;
+  recordServerTime(changed: Attributes | undefined): void;
   /** A file was created with this mark and has these attributes. */
-  made(mark: CreationMark, attributes: Attributes | undefined): void;
+  recordCreation(mark: CreationMark, attributes: Attributes | undefined): void;
   /** Whether the server keeps such a time, by the last file. Undefined before the first. */
-  readonly areKept: boolean | undefined;
+  readonly arePreserved: boolean | undefined;
 }
 
 /** In microseconds. File systems use the time of the kernel's last tick, at most 10 ms old. */
-const second = 1_000_000;
-const tick = 10_000;
+const microsecondsPerSecond = 1_000_000;
+const tickMicroseconds = 10_000;
 
 export function createCreationMarks(clock: Clock): CreationMarks {
   let latest: { readonly ms: number; readonly at: number } | undefined;
-  let isOfAccess = true;
-  let areKept: boolean | undefined;
+  let usesAtime = true;
+  let arePreserved: boolean | undefined;
   /** The earliest possible server time; our own time while the server has told nothing. */
   const nowMs = (): number => (latest === undefined ? clock.now() : latest.ms + clock.elapsed() - latest.at);
   return {
-    next: () => {
-      const microseconds = Math.max(0, Math.floor(nowMs() * 1000) - randomInt(tick, second));
-      return { seconds: Math.floor(microseconds / second), nanoseconds: (microseconds % second) * 1000 };
+    nextTime: () => {
+      const microseconds = Math.max(0, Math.floor(nowMs() * 1000) - randomInt(tickMicroseconds, microsecondsPerSecond));
+      return {
+        seconds: Math.floor(microseconds / microsecondsPerSecond),
+        nanoseconds: (microseconds % microsecondsPerSecond) * 1000,
+      };
     },
-    at: (time) => ({ time, set: isOfAccess ? { atime: time } : { mtime: time } }),
-    sawChange: (changed) => {
+    markAt: (time) => ({ time, set: usesAtime ? { atime: time } : { mtime: time } }),
+    recordServerTime: (changed) => {
       if (changed !== undefined) latest = { ms: changed.ctime * 1000 + changed.ctimeNs / 1e6, at: clock.elapsed() };
     },
-    made: ({ time, set }, attributes) => {
+    recordCreation: ({ time, set }, attributes) => {
       // Concurrent creations with the other kind of mark prove nothing.
-      if (attributes === undefined || isOfAccess !== (set.atime !== undefined)) return;
+      if (attributes === undefined || usesAtime !== (set.atime !== undefined)) return;
       const isKept = isMarked(attributes, time);
       // The first file decides. A file read meanwhile has a new atime, which is no reason to change.
-      const isOther = !isKept && isOfAccess && areKept === undefined;
-      if (isOther) isOfAccess = false;
-      else areKept = isKept;
+      const isAtimeLost = !isKept && usesAtime && arePreserved === undefined;
+      if (isAtimeLost) usesAtime = false;
+      else arePreserved = isKept;
     },
-    get areKept() {
-      return areKept;
+    get arePreserved() {
+      return arePreserved;
     },
   };
 }

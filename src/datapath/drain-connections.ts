@@ -5,11 +5,11 @@ import type { Clock } from '#base/clock.ts';
 export interface DrainParts {
   readonly clock: Clock;
   /** Resolves when the server has answered any call. May be called repeatedly. */
-  readonly isAnswering: (signal: AbortSignal) => Promise<void>;
+  readonly waitUntilAnswering: (signal: AbortSignal) => Promise<void>;
 }
 
 /** By then a server that answers others has processed what was queued. */
-const timeoutMs = 10_000;
+const closeTimeoutMs = 10_000;
 
 /**
  * Closes a predecessor's connections and waits until the server has closed them too: what it has not read by then will
@@ -26,7 +26,7 @@ export async function drainConnections(
   signal: AbortSignal,
 ): Promise<void> {
   const sockets = descriptors.map((fd) => new Socket({ fd, readable: true, writable: true, allowHalfOpen: true }));
-  const ended = sockets.map(closed);
+  const closings = sockets.map(waitUntilClosed);
   for (const socket of sockets) {
     // Discard replies: no request waits for them.
     socket.resume();
@@ -36,18 +36,18 @@ export async function drainConnections(
     for (const socket of sockets) socket.destroy();
   });
   const giveUp = new AbortController();
-  const hangUp = async (): Promise<void> => {
-    await parts.isAnswering(giveUp.signal);
-    await parts.clock.sleep(timeoutMs, giveUp.signal);
+  const resetUnclosed = async (): Promise<void> => {
+    await parts.waitUntilAnswering(giveUp.signal);
+    await parts.clock.sleep(closeTimeoutMs, giveUp.signal);
     for (const socket of sockets) if (!socket.destroyed) socket.resetAndDestroy();
   };
-  if (sockets.length > 0) hangUp().catch(() => undefined);
-  await Promise.all(ended);
+  if (sockets.length > 0) resetUnclosed().catch(() => undefined);
+  await Promise.all(closings);
   giveUp.abort();
   signal.throwIfAborted();
 }
 
-async function closed(socket: Socket): Promise<void> {
+async function waitUntilClosed(socket: Socket): Promise<void> {
   const { promise, resolve } = Promise.withResolvers<void>();
   socket.on('error', () => undefined).once('close', () => resolve());
   await promise;

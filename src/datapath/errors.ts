@@ -4,7 +4,7 @@ import { isNfsError, NfsError, type NfsStatusName } from '#wire/nfs3/status.ts';
 import { RpcError, type RpcFailure } from '#wire/rpc/errors.ts';
 import { XdrError } from '#wire/xdr/reader.ts';
 
-const byStatus: Readonly<Record<NfsStatusName, ErrnoName>> = {
+const errnoByStatus: Readonly<Record<NfsStatusName, ErrnoName>> = {
   PERM: 'EPERM',
   NOENT: 'ENOENT',
   IO: 'EIO',
@@ -36,7 +36,7 @@ const byStatus: Readonly<Record<NfsStatusName, ErrnoName>> = {
   JUKEBOX: 'EIO',
 };
 
-const byFailure: Readonly<Record<RpcFailure, ErrnoName>> = {
+const errnoByFailure: Readonly<Record<RpcFailure, ErrnoName>> = {
   unreachable: 'EIO',
   lost: 'EIO',
   deadline: 'EIO',
@@ -52,8 +52,8 @@ const byFailure: Readonly<Record<RpcFailure, ErrnoName>> = {
 /** Maps an error to the errno for the application. Anything else is a bug and is returned unchanged. */
 export function asErrno(cause: unknown): unknown {
   if (cause instanceof NfsError)
-    return new Errno(cause.statusName === undefined ? 'EIO' : byStatus[cause.statusName], cause);
-  if (cause instanceof RpcError) return new Errno(byFailure[cause.failure], cause);
+    return new Errno(cause.statusName === undefined ? 'EIO' : errnoByStatus[cause.statusName], cause);
+  if (cause instanceof RpcError) return new Errno(errnoByFailure[cause.failure], cause);
   if (cause instanceof NameError) return new Errno('ENAMETOOLONG', cause);
   if (cause instanceof XdrError) return new Errno('EIO', cause);
   return cause;

@@ -10,24 +10,24 @@ export interface KernelRights {
   forget(id: number): void;
 }
 
-const maxShared = 1024;
+const maxSharedRights = 1024;
 
 export function createKernelRights(): KernelRights {
   const byId = new Map<number, Rights>();
   const shared = new Map<string, Rights>();
 
-  function theSame(rights: Rights): Rights {
+  function sharedRights(rights: Rights): Rights {
     const { uid, gid, mode } = rights;
     const key = `${uid} ${gid} ${mode}`;
     const known = shared.get(key);
     if (known !== undefined) return known;
-    if (shared.size >= maxShared) shared.clear();
+    if (shared.size >= maxSharedRights) shared.clear();
     shared.set(key, rights);
     return rights;
   }
 
   return {
-    keep: (id, rights) => void byId.set(id, theSame(rights)),
+    keep: (id, rights) => void byId.set(id, sharedRights(rights)),
     get: (id) => byId.get(id),
     forget: (id) => void byId.delete(id),
   };

@@ -14,22 +14,22 @@ export interface MountJournal extends Pick<JournaledWrites, 'keep'> {
  */
 export function createMountJournal(
   { requests, growth }: { readonly requests: Requests; readonly growth: StoredGrowth },
-  ended: AbortSignal,
+  mountEnded: AbortSignal,
 ): MountJournal {
   return {
     keep: (place) => {
-      if (!ended.aborted) requests.behind(place);
+      if (!mountEnded.aborted) requests.markBehind(place);
     },
     proofs: {
-      find: (place) => (ended.aborted ? undefined : requests.find(place)),
+      find: (place) => (mountEnded.aborted ? undefined : requests.find(place)),
       write: (place, proof) => {
-        if (!ended.aborted) requests.write(place, proof);
+        if (!mountEnded.aborted) requests.write(place, proof);
       },
     },
     growth: {
       read: growth.read,
       write: (epoch, bytes) => {
-        if (!ended.aborted) growth.write(epoch, bytes);
+        if (!mountEnded.aborted) growth.write(epoch, bytes);
       },
     },
   };

@@ -29,7 +29,7 @@ export interface Nodes {
   /** Whether another node fits. If not, asks for room. */
   hasRoom(): boolean;
   /** Called with the number of excess nodes: make the kernel drop some. */
-  onPressure(give: (count: number) => void): void;
+  onPressure(shrink: (count: number) => void): void;
   /** Undefined: unknown to the kernel. The root is node 1 and always exists. */
   get(id: number): Node | undefined;
   /** The node that has this handle, if the kernel knows it. */
@@ -37,19 +37,19 @@ export interface Nodes {
   /** The kernel forgot this many lookups; with the last the node is removed. */
   forget(id: number, lookups: number): void;
   /** Counts an open once per request at that place, even if it is resent. */
-  opened(id: number, place?: number): void;
-  closed(id: number, place?: number): void;
+  addOpen(id: number, place?: number): void;
+  removeOpen(id: number, place?: number): void;
   /** The server has given the same file a new handle (the old one was stale). */
   changeHandle(id: number, handle: FileHandle): void;
   /** Records the hidden name of a file removed while open. The last close removes it. */
-  hide(id: number, at: HiddenName | undefined): void;
-  hidden(id: number): HiddenName | undefined;
+  setHiddenName(id: number, hiddenName: HiddenName | undefined): void;
+  hiddenName(id: number): HiddenName | undefined;
   /** The error that lost acknowledged data, while an open file was not told of it. */
-  setLost(id: number, why: ErrnoName | undefined): void;
-  lost(id: number): ErrnoName | undefined;
+  setDataLoss(id: number, code: ErrnoName | undefined): void;
+  dataLoss(id: number): ErrnoName | undefined;
   /** Records that the loss was reported once. Until then, it is also reported to later opens. */
-  setLossTold(id: number): void;
-  isLossTold(id: number): boolean;
+  setLossReported(id: number): void;
+  isLossReported(id: number): boolean;
 }
 
 export interface HiddenName {

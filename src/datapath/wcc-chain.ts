@@ -5,8 +5,8 @@ export interface WccChain {
   /** Attributes before all of them. */
   readonly attributes: Attributes | undefined;
   /** The state reached by ended changes, and ended changes that do not connect to it yet. */
-  reached: Attributes | undefined;
-  readonly ended: Wcc[];
+  chainEnd: Attributes | undefined;
+  readonly unchained: Wcc[];
   /** Their order is unknown: the server must be asked. */
   isOrderUnknown: boolean;
 }
@@ -26,20 +26,20 @@ export const isNewer = (a: WccAttr, b: WccAttr): boolean =>
  * have overtaken each other (nfs-ganesha sends none for WRITE), so a result older than the reached state is ignored.
  * Removes chained changes from `ended`.
  */
-export function followChain(known: WccChain): void {
-  const { ended } = known;
+export function followChain(chain: WccChain): void {
+  const { unchained } = chain;
   for (;;) {
-    const from = known.reached ?? known.attributes;
-    const next = ended.findIndex(
+    const from = chain.chainEnd ?? chain.attributes;
+    const next = unchained.findIndex(
       ({ before }) => before === undefined || from === undefined || isUnchanged(before, from),
     );
     if (next < 0) return;
-    const [{ before, after } = noWcc] = ended.splice(next, 1);
+    const [{ before, after } = noWcc] = unchained.splice(next, 1);
     if (after === undefined) continue;
-    const { reached } = known;
-    if (before !== undefined || reached === undefined || isNewer(after, reached)) known.reached = after;
+    const { chainEnd } = chain;
+    if (before !== undefined || chainEnd === undefined || isNewer(after, chainEnd)) chain.chainEnd = after;
     // Within one tick of the server's clock the order is unknown.
-    if (before === undefined && reached !== undefined && isSameTime(after, reached)) known.isOrderUnknown = true;
+    if (before === undefined && chainEnd !== undefined && isSameTime(after, chainEnd)) chain.isOrderUnknown = true;
   }
 }
 
@@ -51,11 +51,11 @@ const isSameTime = (a: WccAttr, b: WccAttr): boolean => a.ctime === b.ctime && a
  * The size in the newest reply, even while other changes are in flight, such as a COMMIT after the last WRITE was
  * answered.
  */
-export const latestSize = ({ attributes, reached, ended }: WccChain): number | undefined =>
-  [attributes, reached, ...ended.map(({ after }) => after)]
+export const latestSize = ({ attributes, chainEnd, unchained }: WccChain): number | undefined =>
+  [attributes, chainEnd, ...unchained.map(({ after }) => after)]
     .filter((one) => one !== undefined)
     .reduce<Attributes | undefined>((a, b) => (a === undefined || isNewer(b, a) ? b : a), undefined)?.size;
 
 /** While the file is being written: includes writes answered before earlier ones. */
-export const sizeOf = ({ attributes, reached, ended }: WccChain): number =>
-  Math.max(attributes?.size ?? 0, reached?.size ?? 0, ...ended.map(({ after }) => after?.size ?? 0));
+export const maxSize = ({ attributes, chainEnd, unchained }: WccChain): number =>
+  Math.max(attributes?.size ?? 0, chainEnd?.size ?? 0, ...unchained.map(({ after }) => after?.size ?? 0));

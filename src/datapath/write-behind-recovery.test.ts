@@ -15,7 +15,7 @@ import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { mountSmall } from '#testing/small-export.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { stability } from '#wire/nfs3/structures.ts';
-import { maxUnwrittenOfMount } from './budget.ts';
+import { maxUnwrittenBytesPerMount } from './budget.ts';
 import type { MountSpec } from './mount-spec.ts';
 
 const run = promisify(execFile);
@@ -34,7 +34,7 @@ const pieces = [
   [mebibyte + 50, 100],
 ].map(([offset = 0, size = 0], i) => ({ offset, size, letter: String.fromCharCode(97 + i) }));
 
-const written = (): Buffer => {
+const expectedContent = (): Buffer => {
   const all = Buffer.alloc(3 * mebibyte + 200_000);
   for (const { offset, size, letter } of pieces) all.fill(letter, offset, offset + size);
   return all;
@@ -43,7 +43,7 @@ const written = (): Buffer => {
 describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged writes', () => {
   const ganesha = ganeshaFolders('behind');
 
-  async function mounted(options: Partial<MountSpec> = {}) {
+  async function mountExported(options: Partial<MountSpec> = {}) {
     const mounts = await startKeeperMounts();
     const { folder } = ganesha.fresh();
     const mount = await mounts.mount(await sourceOf(ganesha.server, folder), options);
@@ -51,7 +51,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
   }
 
   test('survive a data path killed before the server had any of them', { timeout: 60_000 }, async () => {
-    await using at = await mounted();
+    await using at = await mountExported();
     await using user = useFiles();
     const path = at.mount.on('file');
     const file = await user.open(path);
@@ -66,14 +66,14 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
     }
     // No close and no fsync.
     const { stdout } = await run('cat', [path], { encoding: 'buffer', maxBuffer: 2 ** 24, timeout: 30_000 });
-    expect(stdout.equals(written())).toBe(true);
-    expect(readFileSync(join(at.folder, 'file')).equals(written())).toBe(true);
+    expect(stdout.equals(expectedContent())).toBe(true);
+    expect(readFileSync(join(at.folder, 'file')).equals(expectedContent())).toBe(true);
     expect([await user.sync(file), await user.close(file)]).toEqual(['ok', 'ok']);
     await run('umount', [at.mount.at]);
   });
 
   test('are already on the server with `sync`, also after the data path was killed', { timeout: 60_000 }, async () => {
-    await using at = await mounted({ version: 3, sync: true, checks: 'kernel' });
+    await using at = await mountExported({ version: 3, sync: true, checks: 'kernel' });
     await using user = useFiles();
     const file = await user.open(at.mount.on('file'));
     const onServer = (): string => readFileSync(join(at.folder, 'file'), 'latin1');
@@ -102,7 +102,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
   });
 
   test('survive a killed data path and a killed server', { timeout: 60_000 }, async () => {
-    await using at = await mounted();
+    await using at = await mountExported();
     await using user = useFiles();
     const file = await user.open(at.mount.on('file'));
     for (const { offset, size, letter } of pieces.slice(0, 4)) await user.write(file, offset, size, letter);
@@ -113,14 +113,14 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
     await at.mounts.killDataPath();
     await ganesha.server.restart();
     expect(await user.sync(file)).toBe('ok');
-    expect(readFileSync(join(at.folder, 'file')).equals(written())).toBe(true);
+    expect(readFileSync(join(at.folder, 'file')).equals(expectedContent())).toBe(true);
     await run('umount', [at.mount.at]).catch(() => undefined);
   });
 
   test('are complete and in order when the server is killed again and again', {
     timeout: 90_000,
   }, async () => {
-    await using at = await mounted();
+    await using at = await mountExported();
     // Each round rewrites the whole file in pieces of another size, until told to stop.
     const script = `
       import os, select, sys, hashlib
@@ -150,7 +150,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
   });
 
   test('that exceed the memory make writers wait, without an error', { timeout: 90_000 }, async () => {
-    await using at = await mounted();
+    await using at = await mountExported();
     // Each write needs a slot, and there are fewer slots.
     const script = `
       import os, sys, threading
@@ -177,7 +177,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
     try {
       child.stdin?.write('\n');
       // As many are answered as the budget allows; the others fill the memory at once.
-      await expect.poll(() => at.mount.waiting(), { timeout: 20_000 }).toBe(300 - maxUnwrittenOfMount / mebibyte);
+      await expect.poll(() => at.mount.waiting(), { timeout: 20_000 }).toBe(300 - maxUnwrittenBytesPerMount / mebibyte);
       await sleep(1_000);
     } finally {
       ganesha.server.thaw();
@@ -196,11 +196,11 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
     await using user = useFiles();
     const [file, other] = [await user.open(mount.on('file')), await user.open(mount.on('file'))];
     const write = (i: number): Promise<string> => user.write(file, i * mebibyte, mebibyte, 'x');
-    const said: string[] = [];
-    for (let i = 0; i < 8; i++) said.push(await write(i));
-    said.push(await user.sync(file));
-    expect(said).toContain('ENOSPC');
-    expect(said.slice(0, 3)).toEqual(['ok', 'ok', 'ok']);
+    const results: string[] = [];
+    for (let i = 0; i < 8; i++) results.push(await write(i));
+    results.push(await user.sync(file));
+    expect(results).toContain('ENOSPC');
+    expect(results.slice(0, 3)).toEqual(['ok', 'ok', 'ok']);
     expect(await user.sync(file)).toBe('ok');
     expect([await user.close(other), await user.close(file)]).toEqual(['ENOSPC', 'ok']);
     const small = await user.open(mount.on('small'));
@@ -213,7 +213,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
 });
 
 /** Uncommitted data are in memory only, which `restart` clears. */
-function forgetful(nfs: NfsClient, said: string[]): NfsClient & { restart(): void; disk: Promise<void> } {
+function withVolatileMemory(nfs: NfsClient, said: string[]): NfsClient & { restart(): void; disk: Promise<void> } {
   let verifier = 1n;
   let memory: (readonly [Parameters<NfsClient['write']>[0], number, Buffer])[] = [];
   let putting = Promise.resolve();
@@ -223,7 +223,7 @@ function forgetful(nfs: NfsClient, said: string[]): NfsClient & { restart(): voi
     });
     return putting;
   };
-  const it = {
+  const fixture = {
     ...nfs,
     disk: Promise.resolve(),
     restart: () => {
@@ -238,7 +238,7 @@ function forgetful(nfs: NfsClient, said: string[]): NfsClient & { restart(): voi
     },
     commit: async () => {
       said.push('commit');
-      await it.disk;
+      await fixture.disk;
       await put();
       return { verifier };
     },
@@ -248,17 +248,17 @@ function forgetful(nfs: NfsClient, said: string[]): NfsClient & { restart(): voi
       return await nfs.read(...args);
     },
   } satisfies NfsClient & { disk: Promise<void>; restart(): void };
-  return it;
+  return fixture;
 }
 
 describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and loses uncommitted data', () => {
-  const it = exportedByGanesha();
+  const exported = exportedByGanesha();
 
   async function mounted() {
-    const ground = createScratchFolder();
+    const scratch = createScratchFolder();
     const said: string[] = [];
-    const nfs = forgetful(it.nfs, said);
-    const mount = await mountNfs(ground.folder, { nfs, root: it.directory });
+    const nfs = withVolatileMemory(exported.nfs, said);
+    const mount = await mountNfs(scratch.folder, { nfs, root: exported.directory });
     const user = useFiles();
     return {
       nfs,
@@ -269,7 +269,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and
       [Symbol.asyncDispose]: async () => {
         await user[Symbol.asyncDispose]();
         await mount[Symbol.asyncDispose]();
-        ground[Symbol.dispose]();
+        scratch[Symbol.dispose]();
       },
     };
   }
@@ -282,7 +282,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and
       on.nfs.restart();
     }
     expect(await on.user.close(file)).toBe('ok');
-    expect(readFileSync(it.on('file')).equals(written())).toBe(true);
+    expect(readFileSync(exported.on('file')).equals(expectedContent())).toBe(true);
     expect(on.mount.faults).toEqual([]);
   });
 
@@ -294,7 +294,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and
     expect(await on.user.truncate(file, 10)).toBe('ok');
     on.nfs.restart();
     expect(await on.user.close(file)).toBe('ok');
-    expect(readFileSync(it.on('file'), 'utf8')).toBe('a'.repeat(10));
+    expect(readFileSync(exported.on('file'), 'utf8')).toBe('a'.repeat(10));
   });
 
   test('is asked to commit when memory is short', async () => {
@@ -328,7 +328,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and
 });
 
 describe.skipIf(needs('fuse', 'ganesha', 'python3'))('the calls to the server for a workload', () => {
-  const it = exportedByGanesha();
+  const exported = exportedByGanesha();
 
   test.each<readonly [string, readonly string[] | 'sync', readonly number[], readonly string[]]>([
     ['a small file', [], [4096], ['write 0+4096 stable']],
@@ -339,17 +339,17 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('the calls to the server fo
     ['a store with sync', 'sync', [100, 100], ['write 0+100 stable', 'write 100+100 stable']],
   ])('%s', async (_, how, sizes, expected) => {
     const flags = how === 'sync' ? [] : how;
-    using ground = createScratchFolder();
+    using scratch = createScratchFolder();
     const said: string[] = [];
-    const on = { nfs: forgetful(it.nfs, said), root: it.directory };
-    await using mount = await mountNfs(ground.folder, on, { sync: how === 'sync' }, withPatience());
+    const on = { nfs: withVolatileMemory(exported.nfs, said), root: exported.directory };
+    await using mount = await mountNfs(scratch.folder, on, { sync: how === 'sync' }, clockWithoutSendDelay());
     await using user = useFiles();
     const file = await user.open(join(mount.at, 'file'), 'O_CREAT', 'O_RDWR', ...flags);
     let offset = 0;
     for (const size of sizes) {
       await user.write(file, offset, size, 'x');
       // A committed copy exists now.
-      if (how.length > 0) expect(readFileSync(it.on('file'))).toHaveLength(offset + size);
+      if (how.length > 0) expect(readFileSync(exported.on('file'))).toHaveLength(offset + size);
       offset += size;
     }
     await user.close(file);
@@ -359,7 +359,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('the calls to the server fo
 });
 
 /** A small write is delayed for 30 ms so that a close can come first: do not count on it here. */
-function withPatience(): Clock {
+function clockWithoutSendDelay(): Clock {
   const real = systemClock();
   return { ...real, after: (ms, then) => real.after(ms === 30 ? 60_000 : ms, then) };
 }

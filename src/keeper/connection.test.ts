@@ -18,8 +18,8 @@ import {
 import { encode, type Message } from './protocol.ts';
 
 const clock = systemClock();
-const faulty = 'a message could not be processed';
-const open = (): number => readdirSync('/proc/self/fd').length;
+const handlerFault = 'a message could not be processed';
+const countDescriptors = (): number => readdirSync('/proc/self/fd').length;
 let before = 0;
 
 describe.skipIf(needs('linux'))('connections and held descriptors', () => {
@@ -27,35 +27,35 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
     // Loads modules that keep descriptors open.
     const [one, other] = socketPair();
     for (const fd of [one, other]) closeSync(fd);
-    before = open();
+    before = countDescriptors();
   });
   afterEach(async () => {
-    await eventually(open, (now) => now === before);
+    await eventually(countDescriptors, (now) => now === before);
   });
 
-  interface Heard {
+  interface ReceivedMessages {
     readonly messages: Message[];
     readonly descriptors: number[];
     why?: string;
   }
 
-  function listen(connection: Connection, accepts: readonly Message['kind'][]): Heard {
-    const heard: Heard = { messages: [], descriptors: [] };
+  function listen(connection: Connection, accepts: readonly Message['kind'][]): ReceivedMessages {
+    const received: ReceivedMessages = { messages: [], descriptors: [] };
     connection.handle({
       accepts,
       message: (message, descriptors) => {
-        heard.messages.push(message);
-        heard.descriptors.push(...descriptors.splice(0));
+        received.messages.push(message);
+        received.descriptors.push(...descriptors.splice(0));
       },
       closed: (why) => {
-        heard.why = why;
+        received.why = why;
       },
     });
-    return heard;
+    return received;
   }
 
   /** Memory marked by its content. */
-  function marked(mark: number): number {
+  function createMarked(mark: number): number {
     const fd = createMemory('test', 4096);
     writeSync(fd, Buffer.from([mark % 256, mark >> 8]), 0, 2, 0);
     return fd;
@@ -71,7 +71,7 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
     const [sender, receiver] = [createConnection(here, clock), createConnection(there, clock)];
     const text = 'x'.repeat(10_000);
     for (let i = 0; i < 200; i++) {
-      const fd = marked(i);
+      const fd = createMarked(i);
       sender.send({ kind: 'adopt', ask: i, mount: 'm', spec: text }, [fd]);
       // Queued messages must not need the original: its number is soon reused.
       closeSync(fd);
@@ -96,7 +96,7 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
   test('the last messages of a dead process are received, even if it had unread messages', async () => {
     const [here, there] = socketPair();
     const connection = createConnection(here, clock);
-    const fd = marked(7);
+    const fd = createMarked(7);
     sendParcel(there, { bytes: encode({ kind: 'holding', sockets: [{ socket: 's', about: '' }] }), descriptors: [fd] });
     connection.send({ kind: 'stop' });
     closeSync(there);
@@ -120,7 +120,7 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
     const [here, there] = socketPair();
     const heard = listen(createConnection(here, clock), ['stop']);
     const peer = listen(createConnection(there, clock), []);
-    const fd = marked(1);
+    const fd = createMarked(1);
     sendParcel(there, { bytes, descriptors: [fd] });
     closeSync(fd);
     await eventually(
@@ -162,10 +162,10 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
         closed: closed.resolve,
       });
       const mounts = ['one', 'two', 'three'].map((mount) => ({ mount, spec: 1 }));
-      const sent = mounts.map((_, i) => marked(i + 1));
+      const sent = mounts.map((_, i) => createMarked(i + 1));
       sendParcel(there, { bytes: encode({ kind: 'add', mounts }), descriptors: sent });
       for (const fd of [...sent, there]) closeSync(fd);
-      expect(await closed.promise).toBe(fault === undefined ? 'the peer is gone' : faulty);
+      expect(await closed.promise).toBe(fault === undefined ? 'the peer is gone' : handlerFault);
       expect(taken.map(markOf)).toEqual([1]);
       for (const fd of taken) closeSync(fd);
     },
@@ -174,7 +174,7 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
   test('messages after a local close are ignored, and their descriptors are closed', async () => {
     const [here, there] = socketPair();
     const connection = createConnection(here, clock);
-    const fd = marked(1);
+    const fd = createMarked(1);
     sendParcel(there, { bytes: encode({ kind: 'adopt', ask: 1, mount: 'm', spec: 1 }), descriptors: [fd] });
     const heard = listen(connection, ['adopt']);
     connection.close();
@@ -200,9 +200,10 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
   test('a set of more descriptors than one message holds arrives complete', async () => {
     const [here, there] = socketPair();
     const [sender, receiver] = [createConnection(here, clock), createConnection(there, clock)];
-    const held = createHeldDescriptors(marked(9999));
-    for (let i = 0; i < 700; i++) held.addMount({ id: `m${i}`, spec: { i, password: 'x'.repeat(500) }, fd: marked(i) });
-    for (let i = 0; i < 300; i++) held.addSocket({ id: `s${i}`, about: 'x', fd: marked(1000 + i) });
+    const held = createHeldDescriptors(createMarked(9999));
+    for (let i = 0; i < 700; i++)
+      held.addMount({ id: `m${i}`, spec: { i, password: 'x'.repeat(500) }, fd: createMarked(i) });
+    for (let i = 0; i < 300; i++) held.addSocket({ id: `s${i}`, about: 'x', fd: createMarked(1000 + i) });
     using collector = createCollector();
     const { promise, resolve } = Promise.withResolvers<HeldDescriptors>();
     receiver.handle({
@@ -214,12 +215,12 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
       closed: () => undefined,
     });
     sendHeldDescriptors(sender, held, 'everything');
-    using got = await promise;
-    expect(markOf(got.journal)).toBe(9999);
-    expect([...got.mounts.values()].map(({ id, spec, fd }) => [id, spec, markOf(fd)])).toEqual(
+    using received = await promise;
+    expect(markOf(received.journal)).toBe(9999);
+    expect([...received.mounts.values()].map(({ id, spec, fd }) => [id, spec, markOf(fd)])).toEqual(
       [...held.mounts.values()].map(({ id, spec, fd }) => [id, spec, markOf(fd)]),
     );
-    expect([...got.sockets.values()].map(({ id, fd }) => [id, markOf(fd)])).toEqual(
+    expect([...received.sockets.values()].map(({ id, fd }) => [id, markOf(fd)])).toEqual(
       [...held.sockets.values()].map(({ id, fd }) => [id, markOf(fd)]),
     );
     held[Symbol.dispose]();

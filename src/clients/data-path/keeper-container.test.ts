@@ -2,7 +2,7 @@ import type { IncomingMessage, ServerResponse } from 'node:http';
 import { text } from 'node:stream/consumers';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import type { Launched } from '#keeper/launch.ts';
+import type { LaunchedProcess } from '#keeper/launch.ts';
 import { type ScriptedEngine, startScriptedEngine } from '#testbed/scripted-engine.ts';
 import { createDockerClient } from '#wire/docker/client.ts';
 import { type KeeperContainer, killKeeper, launchContainer, networkFor, removeEnded } from './keeper-container.ts';
@@ -59,7 +59,7 @@ async function engineThat(how: {
 const { signal } = new AbortController();
 const command = { words: ['node', 'keeper.mjs'], env: { LC_ALL: 'C' } } as const;
 
-async function launched(own: OwnContainer, about: Partial<KeeperContainer> = {}): Promise<[Launched, string[]]> {
+async function launched(own: OwnContainer, about: Partial<KeeperContainer> = {}): Promise<[LaunchedProcess, string[]]> {
   const told: string[] = [];
   const all: KeeperContainer = {
     own,

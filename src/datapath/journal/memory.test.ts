@@ -13,7 +13,7 @@ test('a successor reads what a killed process wrote', async () => {
   const script = `
     import { openJournal } from ${JSON.stringify(import.meta.resolve('./memory.ts'))};
     import { createNodeTable } from ${JSON.stringify(import.meta.resolve('./nodes.ts'))};
-    const nodes = createNodeTable(openJournal(3)).of(0, Buffer.from('root'));
+    const nodes = createNodeTable(openJournal(3)).openMount(0, Buffer.from('root'));
     for (let i = 0; ; i++) {
       nodes.addLookup(Buffer.from('file ' + i));
       if (i === 20000) process.kill(process.pid, 'SIGKILL');
@@ -24,7 +24,7 @@ test('a successor reads what a killed process wrote', async () => {
   expect(await once(child, 'exit')).toEqual([null, 'SIGKILL']);
   const table = createNodeTable(kept.open());
   expect(table.size).toBe(20_001);
-  expect(table.of(0, root).find(handle('file 20000'))?.handle).toEqual(handle('file 20000'));
+  expect(table.openMount(0, root).find(handle('file 20000'))?.handle).toEqual(handle('file 20000'));
 });
 
 test('opening something that is not a journal, or another version, is refused', () => {
@@ -42,6 +42,6 @@ test("a slot's memory is allocated when touched and can be returned", () => {
   memory.populate(0);
   const { buffer } = memory.slot(0);
   buffer.fill(1);
-  memory.forget(0, 1);
+  memory.discard(0, 1);
   expect([buffer[0], buffer[4095], buffer[4096], buffer.at(-1)]).toEqual([0, 0, 0, 0]);
 });

@@ -12,7 +12,7 @@ const root = handle('root');
 describe('the node table', () => {
   test('keeps one node per handle while the kernel knows it, also for a successor', () => {
     using kept = keepJournal();
-    const nodes = createNodeTable(kept.open()).of(0, root);
+    const nodes = createNodeTable(kept.open()).openMount(0, root);
     const [one, again, other] = [
       nodes.addLookup(handle('a')),
       nodes.addLookup(handle('a')),
@@ -20,14 +20,14 @@ describe('the node table', () => {
     ];
     expect(again.id).toBe(one.id);
     expect(other.id).not.toBe(one.id);
-    nodes.opened(one.id);
-    nodes.hide(one.id, { directory: handle('dir'), name: '.nfs0123' });
+    nodes.addOpen(one.id);
+    nodes.setHiddenName(one.id, { directory: handle('dir'), name: '.nfs0123' });
 
     const table = createNodeTable(kept.open());
-    const next = table.of(0, root);
+    const next = table.openMount(0, root);
     expect(table.size).toBe(2);
     expect(next.get(one.id)).toEqual({ id: one.id, generation: one.generation, handle: handle('a'), opens: 1 });
-    expect(next.hidden(one.id)).toEqual({ directory: handle('dir'), name: '.nfs0123' });
+    expect(next.hiddenName(one.id)).toEqual({ directory: handle('dir'), name: '.nfs0123' });
     expect(next.find(handle('b'))?.id).toBe(other.id);
     next.forget(one.id, 1);
     expect(next.get(one.id)).toBeDefined();
@@ -42,29 +42,33 @@ describe('the node table', () => {
 
   test('tells a successor about lost data of a file, but not after the id is reused', () => {
     using kept = keepJournal();
-    const nodes = createNodeTable(kept.open()).of(0, root);
+    const nodes = createNodeTable(kept.open()).openMount(0, root);
     const [{ id }, other] = [nodes.addLookup(handle('a')), nodes.addLookup(handle('b'))];
-    nodes.setLost(id, 'ENOSPC');
-    const next = createNodeTable(kept.open()).of(0, root);
-    expect([next.lost(id), next.lost(other.id), next.lost(1)]).toEqual(['ENOSPC', undefined, undefined]);
+    nodes.setDataLoss(id, 'ENOSPC');
+    const next = createNodeTable(kept.open()).openMount(0, root);
+    expect([next.dataLoss(id), next.dataLoss(other.id), next.dataLoss(1)]).toEqual(['ENOSPC', undefined, undefined]);
     // It is also known whether this loss was reported, and not the next one.
-    for (const each of [id, other.id]) next.setLossTold(each);
-    const third = createNodeTable(kept.open()).of(0, root);
-    expect([third.isLossTold(id), third.lost(id), third.isLossTold(other.id)]).toEqual([true, 'ENOSPC', false]);
-    next.setLost(id, 'EIO');
-    expect([next.isLossTold(id), next.lost(id)]).toEqual([false, 'EIO']);
-    next.setLost(other.id, 'EDQUOT');
-    next.setLost(other.id, undefined);
+    for (const each of [id, other.id]) next.setLossReported(each);
+    const third = createNodeTable(kept.open()).openMount(0, root);
+    expect([third.isLossReported(id), third.dataLoss(id), third.isLossReported(other.id)]).toEqual([
+      true,
+      'ENOSPC',
+      false,
+    ]);
+    next.setDataLoss(id, 'EIO');
+    expect([next.isLossReported(id), next.dataLoss(id)]).toEqual([false, 'EIO']);
+    next.setDataLoss(other.id, 'EDQUOT');
+    next.setDataLoss(other.id, undefined);
     next.forget(id, 1);
-    expect(next.lost(id)).toBeUndefined();
+    expect(next.dataLoss(id)).toBeUndefined();
     expect(next.addLookup(handle('c')).id).toBe(id);
-    expect([next.lost(id), next.lost(other.id)]).toEqual([undefined, undefined]);
+    expect([next.dataLoss(id), next.dataLoss(other.id)]).toEqual([undefined, undefined]);
   });
 
   test('always has the root as node 1', () => {
     using kept = keepJournal();
     const table = createNodeTable(kept.open());
-    const [one, other] = [table.of(0, handle('r0')), table.of(1, handle('r1'))];
+    const [one, other] = [table.openMount(0, handle('r0')), table.openMount(1, handle('r1'))];
     expect(one.addLookup(handle('r0')).id).toBe(1);
     expect(other.get(1)?.handle).toEqual(handle('r1'));
     one.forget(1, 1000);
@@ -75,7 +79,7 @@ describe('the node table', () => {
   test('finds nodes by handle if an older program without hashes created them', () => {
     using kept = keepJournal();
     const memory = kept.open();
-    const nodes = createNodeTable(memory).of(0, root);
+    const nodes = createNodeTable(memory).openMount(0, root);
     const { id } = nodes.addLookup(handle('a'));
     const [chunk] = memory.chunks;
     const field = (offset: number): number => (id - firstId) * record.size + offset;
@@ -84,7 +88,7 @@ describe('the node table', () => {
     Buffer.from('.nfs0123456789abcdef01234567').forEach((byte, i) => {
       chunk?.setUint8(field(record.name) + 4 + i, byte);
     });
-    const next = createNodeTable(kept.open()).of(0, root);
+    const next = createNodeTable(kept.open()).openMount(0, root);
     expect(next.find(handle('a'))?.id).toBe(id);
     expect(next.addLookup(handle('a')).id).toBe(id);
     next.forget(id, 2);
@@ -94,12 +98,12 @@ describe('the node table', () => {
   test('finds nodes by handle if an older program reused a record with a hash', () => {
     using kept = keepJournal();
     const memory = kept.open();
-    const { id } = createNodeTable(memory).of(0, root).addLookup(handle('a'));
+    const { id } = createNodeTable(memory).openMount(0, root).addLookup(handle('a'));
     const [chunk] = memory.chunks;
     const field = (offset: number): number => (id - firstId) * record.size + offset;
     chunk?.setUint32(field(record.generation), 2, true);
     chunk?.setUint8(field(record.handle), handle('b')[0] ?? 0);
-    const next = createNodeTable(kept.open()).of(0, root);
+    const next = createNodeTable(kept.open()).openMount(0, root);
     expect([next.find(handle('a')), next.find(handle('b'))?.id]).toEqual([undefined, id]);
   });
 
@@ -107,27 +111,30 @@ describe('the node table', () => {
     using kept = keepJournal();
     const memory = kept.open();
     const [requests, table] = [createRequests(memory), createNodeTable(memory)];
-    const before = table.of(0, root);
+    const nodesOfGoneMount = table.openMount(0, root);
     const slot = requests.arm(0) ?? expect.fail();
     const { place } = requests.take(0, slot, putRequest(slot, 2, 60)) ?? expect.fail();
-    before.addLookup(handle('a'), place);
+    nodesOfGoneMount.addLookup(handle('a'), place);
     requests.freeAll(0);
     table.drop(0);
 
-    const next = table.of(0, root);
-    const again = requests.arm(0) ?? expect.fail();
-    expect(requests.take(0, again, putRequest(again, 4, 60))?.place).toBe(place);
+    const next = table.openMount(0, root);
+    const reusedSlot = requests.arm(0) ?? expect.fail();
+    expect(requests.take(0, reusedSlot, putRequest(reusedSlot, 4, 60))?.place).toBe(place);
     const { id } = next.addLookup(handle('b'), place);
-    for (const late of [() => before.addLookup(handle('c'), place), () => before.addListed(handle('b'), place)])
-      expect(late).toThrow('ESTALE');
-    before.opened(id, place);
-    before.closed(id, place);
-    before.removeLookup(id, place);
-    before.forget(id, 1);
-    before.hide(id, { directory: handle('dir'), name: '.nfs0123' });
-    before.setLost(id, 'EIO');
-    expect(before.get(id)).toBeUndefined();
-    expect([next.hidden(id), next.lost(id), table.size]).toEqual([undefined, undefined, 1]);
+    for (const lateLookup of [
+      () => nodesOfGoneMount.addLookup(handle('c'), place),
+      () => nodesOfGoneMount.addListed(handle('b'), place),
+    ])
+      expect(lateLookup).toThrow('ESTALE');
+    nodesOfGoneMount.addOpen(id, place);
+    nodesOfGoneMount.removeOpen(id, place);
+    nodesOfGoneMount.removeLookup(id, place);
+    nodesOfGoneMount.forget(id, 1);
+    nodesOfGoneMount.setHiddenName(id, { directory: handle('dir'), name: '.nfs0123' });
+    nodesOfGoneMount.setDataLoss(id, 'EIO');
+    expect(nodesOfGoneMount.get(id)).toBeUndefined();
+    expect([next.hiddenName(id), next.dataLoss(id), table.size]).toEqual([undefined, undefined, 1]);
     // However often the request is resent.
     next.addLookup(handle('b'), place);
     next.forget(id, 1);
@@ -137,20 +144,20 @@ describe('the node table', () => {
   test('separates mounts and removes all nodes of a removed one', () => {
     using kept = keepJournal();
     const table = createNodeTable(kept.open());
-    const [one, other] = [table.of(0, root), table.of(1, root)];
-    const [mine, theirs] = [one.addLookup(handle('same')), other.addLookup(handle('same'))];
-    expect(mine.id).not.toBe(theirs.id);
-    expect(one.get(theirs.id)).toBeUndefined();
-    one.forget(theirs.id, 5);
+    const [one, other] = [table.openMount(0, root), table.openMount(1, root)];
+    const [firstNode, secondNode] = [one.addLookup(handle('same')), other.addLookup(handle('same'))];
+    expect(firstNode.id).not.toBe(secondNode.id);
+    expect(one.get(secondNode.id)).toBeUndefined();
+    one.forget(secondNode.id, 5);
     table.drop(0);
     expect(table.size).toBe(1);
-    expect(other.get(theirs.id)).toBeDefined();
+    expect(other.get(secondNode.id)).toBeDefined();
     expect(createNodeTable(kept.open()).size).toBe(1);
   });
 
   test('replaces a stale handle', () => {
     using kept = keepJournal();
-    const nodes = createNodeTable(kept.open()).of(0, root);
+    const nodes = createNodeTable(kept.open()).openMount(0, root);
     const { id } = nodes.addLookup(handle('old'));
     nodes.changeHandle(id, handle('new'));
     expect(nodes.find(handle('old'))).toBeUndefined();
@@ -159,13 +166,13 @@ describe('the node table', () => {
 
   test('returns nothing for ids unknown to the kernel', () => {
     using kept = keepJournal();
-    const nodes = createNodeTable(kept.open()).of(0, root);
+    const nodes = createNodeTable(kept.open()).openMount(0, root);
     nodes.addLookup(handle('a'));
     for (const id of [0, 3, 100_000, 2 ** 40, -1, Number.NaN]) {
       expect(nodes.get(id)).toBeUndefined();
       nodes.forget(id, 1);
-      nodes.hide(id, undefined);
-      expect(nodes.hidden(id)).toBeUndefined();
+      nodes.setHiddenName(id, undefined);
+      expect(nodes.hiddenName(id)).toBeUndefined();
     }
   });
 
@@ -173,21 +180,21 @@ describe('the node table', () => {
     using kept = keepJournal();
     const memory = kept.open();
     const table = createNodeTable(memory);
-    const nodes = table.of(0, root);
-    const many = (chunkSize / record.size) * 2 + 10;
-    for (let i = 0; i < many; i++) nodes.addLookup(handle(`file ${i}`));
+    const nodes = table.openMount(0, root);
+    const fileCount = (chunkSize / record.size) * 2 + 10;
+    for (let i = 0; i < fileCount; i++) nodes.addLookup(handle(`file ${i}`));
     expect(memory.chunks).toHaveLength(3);
     const { id } = nodes.find(handle('file 5')) ?? expect.fail();
-    nodes.hide(id, { directory: root, name: 'x' });
+    nodes.setHiddenName(id, { directory: root, name: 'x' });
     // Killed after the node was removed and before its hidden name was.
     const chunk = memory.chunks[0] ?? expect.fail();
     chunk.setUint32((id - 2) * record.size + record.owner, 0, true);
     const next = createNodeTable(kept.open());
-    expect(next.size).toBe(many - 1);
+    expect(next.size).toBe(fileCount - 1);
     expect(
       createNodeTable(kept.open())
-        .of(0, root)
-        .find(handle(`file ${many - 1}`)),
+        .openMount(0, root)
+        .find(handle(`file ${fileCount - 1}`)),
     ).toBeDefined();
   });
 
@@ -200,10 +207,10 @@ describe('the node table', () => {
     fc.assert(
       fc.property(fc.array(step, { maxLength: 60 }), (steps) => {
         using kept = keepJournal();
-        let nodes = createNodeTable(kept.open()).of(0, root);
+        let nodes = createNodeTable(kept.open()).openMount(0, root);
         const model = new Map<number, { id: number; lookups: number }>();
         for (const one of steps) {
-          if (one.do === 'restart') nodes = createNodeTable(kept.open()).of(0, root);
+          if (one.do === 'restart') nodes = createNodeTable(kept.open()).openMount(0, root);
           else if (one.do === 'look') {
             const { id } = nodes.addLookup(handle(`h${one.key}`));
             const known = model.get(one.key);

@@ -10,11 +10,11 @@ import {
   storedGrowth,
 } from '#testing/quota-nodes.ts';
 import { Errno } from '#wire/fuse/errno.ts';
-import { chunkOf, createLedger, grantName } from './ledger.ts';
+import { createLedger, grantChunkBytes, grantName } from './ledger.ts';
 import { createQuota } from './quota.ts';
 import { createRecount } from './recount.ts';
 
-const chunk = chunkOf(limit);
+const chunk = grantChunkBytes(limit);
 
 /** Like the file system: admit, write, settle. False: EDQUOT. */
 async function write(
@@ -22,20 +22,20 @@ async function write(
   tree: FileSizes,
   { quota }: QuotaNode,
   name: string,
-  to: number,
+  end: number,
 ): Promise<boolean> {
-  const most = Math.max(0, to - (tree.get(name) ?? 0));
+  const maxGrowth = Math.max(0, end - (tree.get(name) ?? 0));
   try {
-    await quota.admit(most);
+    await quota.admit(maxGrowth);
   } catch (cause) {
     if (cause instanceof Errno && cause.code === 'EDQUOT') return false;
     throw cause;
   }
   await folder.turn();
   const before = tree.get(name) ?? 0;
-  tree.set(name, Math.max(before, to));
+  tree.set(name, Math.max(before, end));
   await folder.turn();
-  quota.changed(Math.max(0, to - before), most);
+  quota.recordUsage(Math.max(0, end - before), maxGrowth);
   return true;
 }
 
@@ -44,7 +44,7 @@ async function remove(folder: SharedFolder, tree: FileSizes, { quota }: QuotaNod
   const before = tree.get(name) ?? 0;
   tree.delete(name);
   await folder.turn();
-  quota.changed(-before);
+  quota.recordUsage(-before);
 }
 
 describe.each(Array.from({ length: 16 }, (_, i) => i + 1))('nodes that share a volume, with seed %d', (seed) => {
@@ -52,28 +52,28 @@ describe.each(Array.from({ length: 16 }, (_, i) => i + 1))('nodes that share a v
     const folder = createSharedFolder(seed * 104_729);
     const tree: FileSizes = new Map([['old', limit - 1000]]);
     const [a, b] = [node(folder, tree, 'a'), node(folder, tree, 'b')];
-    const look = (): void => expect(sizeOf(tree)).toBeLessThanOrEqual(limit);
+    const expectWithinLimit = (): void => expect(sizeOf(tree)).toBeLessThanOrEqual(limit);
     // Both have read the ledger, so they ask at the same time.
     for (const one of [a, b]) {
-      await folder.run(one.quota.admit(1), look);
-      one.quota.changed(0, 1);
-      await folder.run(settled(folder, one), look);
-      await folder.run(one.quota.close(), look);
+      await folder.run(one.quota.admit(1), expectWithinLimit);
+      one.quota.recordUsage(0, 1);
+      await folder.run(waitForMaintenance(folder, one), expectWithinLimit);
+      await folder.run(one.quota.close(), expectWithinLimit);
     }
-    const both = Promise.all([write(folder, tree, a, 'new-a', 900), write(folder, tree, b, 'new-b', 900)]);
-    await folder.run(both, look);
-    const answers = await both;
+    const bothWrites = Promise.all([write(folder, tree, a, 'new-a', 900), write(folder, tree, b, 'new-b', 900)]);
+    await folder.run(bothWrites, expectWithinLimit);
+    const answers = await bothWrites;
     expect(answers.filter((isDone) => isDone).length).toBeLessThanOrEqual(1);
     const winner = answers[1] ? b : a;
     const name = answers[1] ? 'new-b' : 'new-a';
-    await folder.run(settled(folder, winner), look);
+    await folder.run(waitForMaintenance(folder, winner), expectWithinLimit);
     const last = write(folder, tree, winner, name, 1000);
-    await folder.run(last, look);
+    await folder.run(last, expectWithinLimit);
     expect(await last).toBe(true);
   });
 });
 
-const settled = async (folder: SharedFolder, { quota }: QuotaNode): Promise<void> => {
+const waitForMaintenance = async (folder: SharedFolder, { quota }: QuotaNode): Promise<void> => {
   quota.statfs();
   await folder.clock.sleep(1_000, neverAborts);
 };
@@ -84,16 +84,16 @@ describe('a single node', () => {
     const tree: FileSizes = new Map([['old', used]]);
     const one = node(folder, tree, 'a');
     const run = <T>(work: Promise<T>): Promise<T> => folder.run(work, () => undefined).then(() => work);
-    const put = (name: string, to: number, by = one) => run(write(folder, tree, by, name, to));
-    return { folder, tree, one, run, put };
+    const writeTo = (name: string, to: number, writer = one) => run(write(folder, tree, writer, name, to));
+    return { folder, tree, one, run, put: writeTo };
   };
-  const full = expect.objectContaining({ code: 'EDQUOT' });
+  const quotaExceeded = expect.objectContaining({ code: 'EDQUOT' });
 
   test('can use the whole size to the byte, and again what it frees', async () => {
     const { folder, tree, one, run, put } = setUp();
     for (let to = 1000; to <= limit; to += 1000) expect(await put('new', to)).toBe(true);
     expect(one.quota.statfs()).toEqual({ bytes: limit, used: limit });
-    await expect(run(one.quota.admit(1))).rejects.toEqual(full);
+    await expect(run(one.quota.admit(1))).rejects.toEqual(quotaExceeded);
     expect(await put('new', limit)).toBe(true);
     await run(remove(folder, tree, one, 'new'));
     expect(await put('other', limit)).toBe(true);
@@ -109,7 +109,7 @@ describe('a single node', () => {
     const { one, run } = setUp();
     for (let i = 0; i < 10; i++) {
       await run(one.quota.admit(limit / 2));
-      one.quota.changed(0, limit / 2);
+      one.quota.recordUsage(0, limit / 2);
     }
     expect(one.quota.statfs().used).toBe(0);
   });
@@ -118,7 +118,7 @@ describe('a single node', () => {
     const { folder, tree, one, run, put } = setUp();
     await put('new', limit);
     await run(remove(folder, tree, one, 'new'));
-    await run(settled(folder, one));
+    await run(waitForMaintenance(folder, one));
     expect(await put('other', limit - 3 * chunk, node(folder, tree, 'b'))).toBe(true);
   });
 
@@ -140,7 +140,7 @@ describe('a single node', () => {
     expect(one.kept.value).toEqual({ epoch: 2, growth: limit / 2 });
     expect(await put('more', limit / 2 + 1, node(folder, tree, 'c'))).toBe(false);
     tree.set('new', limit / 2);
-    one.quota.changed(limit / 2, limit / 2);
+    one.quota.recordUsage(limit / 2, limit / 2);
     expect(one.kept.value).toEqual({ epoch: 2, growth: limit / 2 });
   });
 
@@ -149,29 +149,29 @@ describe('a single node', () => {
       const successor = node(folder, tree, 'a', storedGrowth({ ...one.kept.value }));
       successor.quota.adopt(limit / 2);
       tree.set('new', limit / 2);
-      successor.quota.changed(limit / 2, limit / 2);
+      successor.quota.recordUsage(limit / 2, limit / 2);
       return successor;
     };
 
     test('moves into the epoch, since the count may have been earlier', async () => {
-      const all = setUp();
-      await all.run(all.one.quota.admit(limit / 2));
-      all.one.die();
-      await all.run(node(all.folder, all.tree, 'b').recount(neverAborts));
-      const successor = successorOf(all);
-      await all.run(settled(all.folder, successor));
+      const setup = setUp();
+      await setup.run(setup.one.quota.admit(limit / 2));
+      setup.one.die();
+      await setup.run(node(setup.folder, setup.tree, 'b').recount(neverAborts));
+      const successor = successorOf(setup);
+      await setup.run(waitForMaintenance(setup.folder, successor));
       expect(successor.kept.value).toEqual({ epoch: 2, growth: limit / 2 });
     });
 
     test('counts once if there was no new epoch', async () => {
-      const all = setUp();
-      await all.run(all.one.quota.admit(limit / 2));
-      all.one.die();
-      const successor = successorOf(all);
-      await all.run(settled(all.folder, successor));
+      const setup = setUp();
+      await setup.run(setup.one.quota.admit(limit / 2));
+      setup.one.die();
+      const successor = successorOf(setup);
+      await setup.run(waitForMaintenance(setup.folder, successor));
       expect(successor.kept.value).toEqual({ epoch: 1, growth: limit / 2 });
-      await all.run(node(all.folder, all.tree, 'b').recount(neverAborts));
-      await all.run(settled(all.folder, successor));
+      await setup.run(node(setup.folder, setup.tree, 'b').recount(neverAborts));
+      await setup.run(waitForMaintenance(setup.folder, successor));
       expect(successor.kept.value).toEqual({ epoch: 2, growth: 0 });
     });
   });
@@ -206,7 +206,7 @@ describe('a single node', () => {
     await run(folder.clock.sleep(11 * 60_000, neverAborts));
     one.quota.statfs();
     await run(folder.clock.sleep(10_000, neverAborts));
-    await run(settled(folder, one));
+    await run(waitForMaintenance(folder, one));
     expect(one.quota.statfs().used).toBe(limit);
     expect(await put('more', 1000)).toBe(false);
   });
@@ -234,9 +234,9 @@ describe('a single node', () => {
     const { folder, tree, run, put } = setUp();
     folder.texts.set('scan', 'somebody');
     const other = node(folder, tree, 'b');
-    const since = folder.clock.elapsed();
+    const startedAt = folder.clock.elapsed();
     expect(await put('new', 1000, other)).toBe(true);
-    expect(folder.clock.elapsed() - since).toBeGreaterThan(100_000);
+    expect(folder.clock.elapsed() - startedAt).toBeGreaterThan(100_000);
     expect(folder.texts.has('scan')).toBe(false);
     await run(other.quota.close());
   });
@@ -247,9 +247,17 @@ describe('a single node', () => {
     const ledger = createLedger({ files: folder.files(), clock, signal: neverAborts, member: 'a', limit });
     const count = (): Promise<never> => Promise.reject(new Error('no answer'));
     const recount = createRecount({ files: folder.files(), clock, count });
-    const told: unknown[] = [];
-    const failed = (cause: unknown): void => void told.push(cause);
-    const quota = createQuota({ ledger, recount, kept: storedGrowth(), clock, limit, signal: neverAborts, failed });
+    const failures: unknown[] = [];
+    const failed = (cause: unknown): void => void failures.push(cause);
+    const quota = createQuota({
+      ledger,
+      recount,
+      storedGrowth: storedGrowth(),
+      clock,
+      limit,
+      signal: neverAborts,
+      failed,
+    });
     const admitted = quota.admit(1);
     await folder.run(
       admitted.catch(() => undefined),
