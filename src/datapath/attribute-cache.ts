@@ -9,11 +9,11 @@ import { createKernelRights } from './kernel-rights.ts';
 import { followChain, isNewer, isSameContent, isUnchanged, latestSize, maxSize, type WccChain } from './wcc-chain.ts';
 
 /**
- * Attributes of each node, updated by every reply that carries some. Replies may overtake each other: a reply requested
- * before one of our own changes ended is not believed against that change.
+ * Attributes of each node, updated by every reply that carries attributes. Replies may overtake each other: a reply to a
+ * request sent before one of this client's changes finished does not override the result of that change.
  */
 export interface AttributeCache extends Disposable {
-  /** Take this before a call and pass it as `since` with the call's result. */
+  /** Read this before a call and pass it to `update` with the call's result. */
   eventNumber(): number;
   /** The last attributes seen, however old. */
   lastSeen(id: number): Attributes | undefined;
@@ -23,24 +23,24 @@ export interface AttributeCache extends Disposable {
   freshMs(id: number): number;
   /** Infinity: the attributes are known to be wrong. */
   ageMs(id: number): number;
-  /** How long new knowledge about the node or names in it may be cached; longer if it has not changed for long. */
+  /** How long new attributes of the node, or names in it, may be cached; longer if the node has not changed for long. */
   ttlOf(id: number): number;
   /**
    * Records attributes from a reply. `at`: when it arrived, if not now. Returns the best known attributes, which differ
    * from the reply's if a change of our own came in between.
    */
   update(id: number, attributes: Attributes, eventNumber: number, at?: number): Attributes;
-  /** Starts a change of our own. Its `ended` must be called with what the server said about it. */
+  /** Starts a change by this client. Call `finish` with the attributes in the reply, however the change ends. */
   beginChange(id: number): OwnChange;
-  /** A call of ours changed its links or ctime without returning new attributes. */
+  /** A call of this client changed the node's link count or ctime, and its reply had no attributes. */
   expire(id: number): void;
   /** Changes whenever another client changed the node: its cached content is then invalid. */
   epoch(id: number): number;
   /** Builds the reply to the kernel and records what the kernel knows from it. */
   attrReply(id: number): AttrReply;
   /**
-   * What the kernel has cached; undefined if a predecessor sent it. `isAll`: the kernel knows of all changes by other
-   * clients.
+   * The size and rights that the kernel has cached; undefined if a predecessor sent them. `isCurrent`: the kernel knows
+   * of all changes by other clients.
    */
   kernelView(id: number): {
     readonly size: number | undefined;
@@ -49,7 +49,7 @@ export interface AttributeCache extends Disposable {
   };
   /** The rights by which the kernel permits access; if unknown, those last seen. */
   kernelRights(id: number): Rights | undefined;
-  /** The kernel knows by itself (from its own write) that the file is at least this long. */
+  /** Records that the kernel knows, from its own write, that the file has at least this size. */
   recordKernelSize(id: number, size: number): void;
   /** Sets whether one of its links is a hidden name, which is not shown. */
   setHidden(id: number, isHidden: boolean): void;
@@ -62,18 +62,18 @@ export interface OwnChange {
 
 interface CachedAttributes extends WccChain {
   attributes: Attributes | undefined;
-  /** When they arrived. -Infinity: not to be relied on. */
+  /** Time when the attributes arrived. -Infinity: they may be wrong. */
   arrivedAt: number;
-  /** How long they are fresh from then on. */
+  /** How long the attributes are fresh after `arrivedAt`. */
   ttlMs: number;
   /** Event number of the last update. */
   lastEvent: number;
   epoch: number;
-  /** Own changes in flight. */
+  /** Number of this client's changes in flight. */
   changesInFlight: number;
   isChainBroken: boolean;
   isMetadataChanged: boolean;
-  /** Changed by us. */
+  /** This client has changed the node. */
   isChangedHere: boolean;
   kernelSize: number | undefined;
   kernelRights: Rights | undefined;
@@ -90,14 +90,14 @@ export interface AttributeCacheOptions {
   readonly limit: CacheLimit;
   /** The group shown for every object. Default: its own. */
   readonly group?: number | undefined;
-  /** The minimum size of a file by writes that the server has not answered. Undefined: it has answered all. */
+  /** End of the unanswered writes of a file: its minimum size. Undefined: the server has answered all writes. */
   readonly unansweredEnd?: (id: number) => number | undefined;
 }
 
 const untrustedTime = Number.NEGATIVE_INFINITY;
-/** The part of the cache that is dropped at once to make room. */
+/** Fraction of the cache to drop when the limit is exceeded. */
 const dropRatio = 0.1;
-/** Overlapping changes are ordered by their before and after attributes; more than this many are not. */
+/** Up to this many overlapping changes are put in order by their before and after attributes. */
 const maxOverlappingChanges = 64;
 
 export function createAttributeCache({
@@ -113,7 +113,7 @@ export function createAttributeCache({
   const droppedRights = createKernelRights();
   const share = limit.register(dropOldest);
   let eventCount = 0;
-  /** Unique per state of a node, also across dropping it from the cache. */
+  /** Never reused, so that a node dropped from the cache gets a new epoch when it returns. */
   let lastEpoch = 0;
   /** For dropped nodes: event number of the last own change to any of them. */
   let lastDroppedChange = 0;
@@ -187,13 +187,13 @@ export function createAttributeCache({
     const known = getOrCreate(id);
     const before = known.attributes;
     if (before === undefined) {
-      // May come from a listing made before a change that is no longer remembered.
+      // The attributes may come from a listing made before a change of a node that was dropped since.
       const isSure = known.changesInFlight === 0 && eventNumber >= lastDroppedChange;
       return recordAttributes(known, attributes, isSure ? at : untrustedTime);
     }
     if (known.changesInFlight > 0 || eventNumber < known.lastEvent) {
       if (!isNewer(attributes, before)) return before;
-      // The new rights count from now on, whatever becomes of the rest.
+      // Use the new rights at once, even if the other attributes are not used.
       if (!areSameRights(before, attributes)) known.attributes = { ...before, ...rightsOf(attributes) };
       return attributes;
     }
@@ -209,7 +209,7 @@ export function createAttributeCache({
     return attributes;
   }
 
-  /** No own change is in flight: combine what they reported. */
+  /** Combines the attributes that this client's changes returned. None of them is in flight any more. */
   function combineChanges(known: CachedAttributes): void {
     const isChain = known.unchained.length === 0 && !known.isChainBroken;
     const afters = [known.chainEnd, ...known.unchained.map(({ after }) => after)].filter((one) => one !== undefined);

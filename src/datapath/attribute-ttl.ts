@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import type { Attributes } from '#wire/nfs3/structures.ts';
 
-/** As in other NFS clients: what has not changed for long is unlikely to change now. */
+/** As in other NFS clients: an object that has not changed for long is unlikely to change now. */
 const ttlAgeRatio = 0.1;
 const maxTtlMs = 30_000;
 
@@ -12,7 +12,7 @@ const maxTtlMs = 30_000;
 export function createAttributeTtl(clock: Pick<Clock, 'elapsed'>, minMs: number): (attributes: Attributes) => number {
   /**
    * The latest change time seen from the server, and when it was seen. It is a lower bound of the server's clock, so
-   * nothing is taken to be older than it is. If that clock is set back, attributes are cached for too long, but never
+   * no object is considered older than it is. If that clock is set back, attributes are cached for too long, but never
    * longer than `maxMs`.
    */
   let latest = { ctimeMs: Number.NEGATIVE_INFINITY, at: 0 };

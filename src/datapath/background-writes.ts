@@ -25,7 +25,7 @@ export interface BackgroundWrites {
 
 export interface BackgroundWritesOptions {
   readonly maxWrite: number;
-  /** `hard`: data are given up only if the server itself refuses them. */
+  /** `hard`: data are lost only if the server itself rejects them. */
   readonly isHard: boolean;
   /** Resolves when data may be sent. Undefined: now. */
   readonly ready: () => Promise<void> | undefined;
@@ -66,7 +66,7 @@ export function createBackgroundWrites(
     }
   }
 
-  /** With `hard`, an unreachable server is no reason to give a write up, whether it was acknowledged or its writer still waits. */
+  /** With `hard`, retries while the server is unreachable, both for acknowledged writes and for waiting writers. */
   async function retryWhileHard<R>(call: () => Promise<R>): Promise<R> {
     for (let pause = minPauseMs; ; pause = Math.min(pause * 2, maxPauseMs)) {
       try {

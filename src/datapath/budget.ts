@@ -7,7 +7,7 @@ export interface Budget {
   hasLeft(amount: number): boolean;
   take(amount: number): void;
   release(amount: number): void;
-  /** Resolves when some is given back. */
+  /** Resolves at the next release. */
   waitForRelease(signal: AbortSignal): Promise<void>;
   readonly isHalfUsed: boolean;
   readonly used: number;
@@ -47,7 +47,7 @@ export const maxUnwrittenBytesPerMount = maxUnwrittenBytes / 4;
 const writeHeaderBytes = 128;
 
 /**
- * The cost of a write: not its size, but the journal space that it takes from others. It allows 2048 lines, 256 large
+ * The cost of a write: not its size, but the journal space that it takes from others. The budget allows 2048 lines, 256 large
  * cells or 64 slots at once; the journal has more of each.
  */
 export function costOf(bytes: number): number {

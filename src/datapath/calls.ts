@@ -15,7 +15,7 @@ export interface CallsOptions {
   readonly clock: Clock;
   /** Infinity is `hard`: waits forever. Otherwise `soft`: EIO after this time. */
   readonly timeoutMs: number;
-  /** The mount is gone: cancels all calls at once and starts no new ones. */
+  /** Aborts when the mount is gone: all calls are cancelled, and no new ones start. */
   readonly mountEnded?: AbortSignal | undefined;
 }
 

@@ -42,7 +42,7 @@ const maxInFlight = 1024;
 
 export function createConnections(clock: Clock, holder: SocketHolder): Connections {
   const connectionByKey = new Map<string, SharedConnection>();
-  // Shared by all: a port is reused only after all others were.
+  // Shared by all connections: a port is reused only after all others have been used.
   const privilegedPort = createPrivilegedPorts();
 
   function createOpenHandler(serverAddress: string, listeners: ReadonlySet<() => void>): (socket: Socket) => void {

@@ -39,7 +39,7 @@ export function createCreateOperations(context: MountContext, entries: Entries):
   async function createOnServer(object: NewObject, request: Request): Promise<ResolvedName> {
     const { parent } = object;
     const proof = proofs.find(request.place);
-    // Check before creating an object that the kernel could not be told of.
+    // Check first: without room for a node, the new object could not be reported to the kernel.
     if (proof === undefined && !nodes.hasRoom()) throw new Errno('ENOMEM');
     const { seconds, nanoseconds } = proof?.kind === 'made' ? proof : creationMarks.nextTime();
     const mark = creationMarks.markAt({ seconds, nanoseconds });
@@ -104,7 +104,7 @@ export function createCreateOperations(context: MountContext, entries: Entries):
           name,
           type: fileType.link,
           target,
-          // Without a time: a server that cannot set it fails, and it would prove nothing.
+          // Don't set a time: some servers cannot set it on a link and fail, and it would not identify the link.
           create: (directory, _, options) => nfs.symlink(directory, name, target, {}, options),
         },
         request,
@@ -133,8 +133,8 @@ export function createCreateOperations(context: MountContext, entries: Entries):
 }
 
 /**
- * Another client created it between the kernel's lookup and ours. On ESTALE the kernel looks it up again, checks
- * permissions and truncates it if asked to.
+ * Another client created the name between the kernel's lookup and our CREATE. On ESTALE the kernel looks the name up
+ * again, checks permissions, and truncates the file if O_TRUNC is set.
  */
 function staleName(names: NameCache, parent: number, name: Buffer, cause: unknown): Errno {
   names.drop(parent, keyOf(name));

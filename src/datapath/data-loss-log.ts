@@ -24,7 +24,7 @@ export interface DataLossLogParts {
 const maxNamedFiles = 20;
 const windowMs = 60_000;
 
-/** The writer may be gone before it could be told: then the log is the only report. */
+/** If the writer exits before it gets the error, the log is the only report. */
 export function createDataLossLog({ clock, log, mount, report }: DataLossLogParts): (loss: DataLoss) => void {
   const namedFiles = new Set<number>();
   let [writes, moreBytes] = [0, 0];

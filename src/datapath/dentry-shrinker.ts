@@ -11,7 +11,7 @@ export interface DentryShrinkerParts {
   readonly notifyFromThread: (bytes: Buffer) => Promise<unknown>;
   /** Default: pending requests are unknown. */
   readonly lockedDirectories?: Pick<LockedDirectories, 'allows' | 'nextAnswer'>;
-  /** Resolves when it may start: pending changes wait for the same. */
+  /** Resolves when dentries may be dropped. Undefined: now. Changes wait for the same promise. */
   readonly ready?: () => Promise<void> | undefined;
 }
 
@@ -39,7 +39,7 @@ export function createDentryShrinker(parts: DentryShrinkerParts): (count: number
   const isUnused = ({ id, isDirectory }: SeenNode): boolean =>
     !isDirectory && nodes.get(id)?.opens === 0 && !hasUnreportedLoss(id);
 
-  /** Try the others first. The kernel's FORGET removes the node. */
+  /** Moves the node behind all others, so that they are tried first. The kernel's FORGET removes the node. */
   function moveToEnd({ id, parent, key }: SeenNode): void {
     if (nodes.get(id) === undefined) server.forget(id);
     else server.recordSeen(id, parent, key);
@@ -79,7 +79,7 @@ export function createDentryShrinker(parts: DentryShrinkerParts): (count: number
     scansLeft = count * scansPerDrop;
     if (isRunning) return;
     isRunning = true;
-    // If the kernel refuses, others are tried at the next call.
+    // If the kernel rejects a notification, the next call tries other dentries.
     void shrinkAll()
       .catch(() => undefined)
       .finally(() => {

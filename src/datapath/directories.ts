@@ -31,7 +31,7 @@ export type DirectoryOperations = Pick<Operations, 'opendir' | 'readdir' | 'rele
 export function createDirectories(context: MountContext, entries: Entries): DirectoryOperations {
   const { attributes, names, server, releases } = context;
   const openDirectories = new Map<number, OpenDirectory>();
-  // Predecessors have handed out numbers too.
+  // Random start, since predecessors have handed out numbers, too.
   let lastFh = Math.floor(Math.random() * 2 ** 48);
 
   /** The stream at the kernel's offset. The kernel may seek back, and after a crash the position is unknown. */
@@ -83,7 +83,7 @@ export function createDirectories(context: MountContext, entries: Entries): Dire
           directory.nextIndex++;
         }
         if (page?.isEnd === true && directory.changes !== undefined) names.markComplete(id, directory.changes);
-        // Reply with what is there before asking the server for more.
+        // Reply with the entries of this page before requesting the next page.
         if (added > 0 || page?.isEnd === true) return;
         directory.page = await directory.pages.pageAfter(directory.position, request);
         directory.nextIndex = 0;

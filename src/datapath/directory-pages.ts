@@ -26,7 +26,7 @@ const maxPageBytes = 256 * 1024;
 const minPageBytes = 4096;
 /** Retries of errors that may come from an entry being removed. */
 const maxVanishedRetries = 5;
-/** Restarts after lost positions without a new entry, and pages without a new entry. */
+/** Maximum number of restarts, and of pages, without a new entry. */
 const maxRestarts = 5;
 const maxEmptyPages = 10_000;
 /** Names remembered, so that a restarted listing returns nothing twice. */

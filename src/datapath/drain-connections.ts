@@ -8,15 +8,15 @@ export interface DrainParts {
   readonly waitUntilAnswering: (signal: AbortSignal) => Promise<void>;
 }
 
-/** By then a server that answers others has processed what was queued. */
+/** After this time, a server that answers new calls has processed the queued ones. */
 const closeTimeoutMs = 10_000;
 
 /**
- * Closes a predecessor's connections and waits until the server has closed them too: what it has not read by then will
- * never run. Otherwise an old call could run after a new one, and remove or overwrite newer data. A server that answers
+ * Closes a predecessor's connections and waits until the server has closed them, too: calls that it has not read by then
+ * will never run. Otherwise an old call could run after a new one, and remove or overwrite newer data. A server that answers
  * calls but does not close them gets a reset.
  *
- * Calls that the server has read but not finished are different. nfs-ganesha and our own server close a connection
+ * Calls that the server has read but not finished may still run. nfs-ganesha and our own server close a connection
  * after its last call. Linux nfsd closes it at once while its threads go on, and a client cannot see when they are
  * done: an old call can still run late if it takes longer than a whole takeover.
  */

@@ -14,13 +14,13 @@ export interface Entries {
   lookup(parent: number, name: Buffer, request: Request): Entry | Promise<Entry>;
   /** Looks the name up on the server. Undefined: absent. */
   find(parent: number, name: Buffer, request: Request): Promise<ResolvedName | undefined>;
-  /** The same, but prefers the last answer to the kernel, since the kernel based its request on that. */
+  /** Like `find`, but prefers the last reply to the kernel, since the kernel based its request on it. */
   resolveAsKernelKnows(parent: number, name: Buffer, request: Request): Promise<ResolvedName | undefined>;
   /** Builds the kernel's entry and counts one lookup. */
   entry(parent: number, key: string, resolved: ResolvedName, request: Request): Entry | Promise<Entry>;
   /** The entry of a READDIRPLUS, with attributes. */
   listedEntry(parent: number, key: string, name: CachedName, place: number): Entry | undefined;
-  /** The request at that place will not report the entry to the kernel after all. */
+  /** Undoes a counted lookup: the request at that place does not report the entry to the kernel. */
   undoLookup(id: number, place: number): void;
   forget(id: number, lookups: number): void;
 }
@@ -30,7 +30,7 @@ const maxListedAgeMs = 1_000;
 
 /** How an entry is counted and how long the kernel may cache it. */
 interface KernelEntry {
-  /** Of the request. */
+  /** The request's place in the journal. */
   readonly place: number;
   readonly addLookup: Nodes['addListed'];
   readonly entryMs: number;
@@ -75,7 +75,7 @@ export function createEntries(context: MountContext): Entries {
     if (handle === undefined) return undefined;
     const { place, addLookup: count, entryMs } = kernelEntry;
     const node = recordSeen(parent, key, count(handle, place));
-    // Newer attributes than those of the listing may be known.
+    // The attribute cache may have newer attributes than the listing.
     if (attributes.freshMs(node.id) > 0) return entryOf(node, entryMs);
     const listedAttributes =
       clock.elapsed() - name.at <= Math.max(ttlMs, maxListedAgeMs) ? name.target?.attributes : undefined;
@@ -125,7 +125,7 @@ export function createEntries(context: MountContext): Entries {
           return entry;
         }
       }
-      // Own changes keep the directory's attributes fresh.
+      // This client's changes keep the directory's attributes fresh.
       const isKnown = cached?.target === undefined && name.length <= maxName && names.isComplete(parent);
       const directoryMs = isKnown ? ttlMs - attributes.ageMs(parent) : 0;
       if (directoryMs > 0) return negativeEntry(directoryMs);

@@ -66,5 +66,5 @@ export const isStale = (cause: unknown): boolean => isNfsError(cause, 'STALE', '
 export const isTransient = (cause: unknown): boolean =>
   isNfsError(cause, 'JUKEBOX') || (cause instanceof RpcError && cause.failure === 'unreachable' && !cause.maybeDone);
 
-/** No call that may have been executed: the server refused it, or it was never sent. */
+/** Whether the call was certainly not executed: the server rejected it, or it was never sent. */
 export const isNotExecuted = (cause: unknown): boolean => !(cause instanceof RpcError && cause.maybeDone);

@@ -14,10 +14,10 @@ export interface FileWritesParts<W> {
   /** Sends the whole piece. Retries as the mount options say; then throws an Errno. */
   readonly send: (piece: Piece<W>, options: { readonly stable: boolean }) => Promise<SendResult>;
   readonly commit: (writer: W) => Promise<{ readonly verifier: bigint }>;
-  /** The data are on the server's disk or lost. */
+  /** Called when the data are on the server's disk or lost. */
   readonly free: (piece: Piece<W>) => void;
   readonly onLost: (cause: Errno, lost: readonly Piece<W>[]) => void;
-  /** Called when nothing is left. */
+  /** Called when no write is left. */
   readonly onIdle: () => void;
 }
 
@@ -55,7 +55,7 @@ interface Entry<W> extends Piece<W> {
 const maxWritesInFlight = 8;
 /** How many blocked entries to look past for one that can be sent. */
 const maxBlockedEntries = 64;
-/** A file this small is written by one call on close, and waits this long for the close. */
+/** A file of at most this size is written by one call on close. Its write waits for the close for `sendDelayMs`. */
 const smallFileBytes = 64 * 1024;
 const sendDelayMs = 30;
 /** A server that lost data this often gets FILE_SYNC writes. */
@@ -71,7 +71,7 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
   let isDelayed = false;
   /** Sent as FILE_SYNC speculatively, by the write pattern. */
   let speculative: Entry<W> | undefined;
-  /** A writer waits for memory: commit as soon as possible, until that has freed some. */
+  /** A writer waits for memory: commit as soon as possible, until a commit has freed memory. */
   let isCommitUrgent = false;
   let committing: Promise<void> | undefined;
   let verifying: Promise<void> | undefined;

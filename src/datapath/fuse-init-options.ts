@@ -8,7 +8,7 @@ import type { MountSpec } from './mount-spec.ts';
 /**
  * Not atomicOTrunc: the kernel would truncate a running program before it finds that it is busy. Not autoInvalData: it
  * would drop a file's cached pages whenever mtime changes, also after our own writes, and ask for the time before each
- * read. Changes by others are dropped at open instead.
+ * read. Pages that another client changed are dropped at open instead.
  */
 const commonFlags: readonly InitFlag[] = [
   'asyncRead',

@@ -66,8 +66,8 @@ export function createHiddenNameCalls(
     await server.asCallerOnly(request, (options) => nfs.getattr(directory, options));
 
   /**
-   * For a directory that the kernel does not know or has not checked the caller for: which group would permit access is
-   * unknown.
+   * For a directory that is unknown to the kernel, or for which it has not checked the caller: the group that would
+   * permit access is unknown.
    */
   async function asCallerOnly<R>(
     hidden: HiddenName,
@@ -96,7 +96,7 @@ export function createHiddenNameCalls(
   return { move, addName, ownerOf, asCallerOnly, hasHiddenName };
 }
 
-/** Also on a `soft` mount: only the waiting requester gives up. */
+/** On a `soft` mount, too, the call has no deadline: only its requester stops waiting. */
 export const withoutDeadline = (options: CallOptions): CallOptions => ({
   ...options,
   deadlineMs: Number.POSITIVE_INFINITY,

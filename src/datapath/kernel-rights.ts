@@ -1,8 +1,8 @@
 import type { Rights } from './identity.ts';
 
 /**
- * The rights by which the kernel permits access, for nodes dropped from the attribute cache: while the kernel has the
- * node it may use them, whatever they are by now. A few bytes each: nearly all share the same object.
+ * The rights by which the kernel permits access, for nodes dropped from the attribute cache: as long as the kernel
+ * has the node, it may use them, even if they are outdated. A few bytes each: nearly all nodes share the same object.
  */
 export interface KernelRights {
   keep(id: number, rights: Rights): void;

@@ -40,7 +40,7 @@ export function createLossReports(nodes: Nodes): LossReports {
     reported.set(id, fileHandles.add(fh));
   }
 
-  /** Clears the loss when all open files know. `spared` of them need not know. */
+  /** Clears the loss when all open files, except for `exemptOpens` of them, have reported it. */
   function clearLossIfReported(id: number, exemptOpens: number): void {
     const { opens = 0 } = nodes.get(id) ?? {};
     if (isStopped || (reported.get(id)?.size ?? 0) < opens - exemptOpens) return;
@@ -55,7 +55,7 @@ export function createLossReports(nodes: Nodes): LossReports {
     },
     report,
     recordOpen: (id, fh) => {
-      // The writer may have been killed, and its next step is to check the file.
+      // Keep a loss that was never reported: the writer may have been killed, and checks the file when it restarts.
       if (nodes.dataLoss(id) === undefined || !nodes.isLossReported(id)) return;
       clearLossIfReported(id, 1);
       if (nodes.dataLoss(id) !== undefined) markReported(id, fh);

@@ -9,7 +9,7 @@ export interface MountJournal extends Pick<JournaledWrites, 'keep'> {
 }
 
 /**
- * After a mount is gone, its row and the places of its requests belong to others. Work still in flight for it finishes
+ * After a mount is gone, its row and the places of its requests belong to other mounts. Work still in flight for it finishes
  * without writing there.
  */
 export function createMountJournal(

@@ -11,7 +11,7 @@ export interface NameTarget {
 export interface CachedName {
   /** Undefined: the name is absent. */
   readonly target: NameTarget | undefined;
-  /** When it was learned, by the clock and by the attribute cache's event number. */
+  /** When the name was requested or received, by the clock and by the attribute cache's event number. */
   readonly at: number;
   readonly eventNumber: number;
 }
@@ -19,15 +19,15 @@ export interface CachedName {
 /** Names in directories. A directory's names are cached until another client changes it. */
 export interface NameCache extends Disposable {
   get(directory: number, key: string): CachedName | undefined;
-  /** Take this before a call and pass it with the result: a result overtaken by an own change is not cached. */
+  /** Read this before a call and pass it with the result. If this client changed the directory meanwhile, `put` ignores it. */
   changeCount(directory: number): number;
   put(directory: number, key: string, name: CachedName, changes: number): void;
-  /** Records an own change. */
+  /** Records a change made by this client. */
   recordOwnChange(directory: number, key: string, name: CachedName): void;
   drop(directory: number, key: string): void;
-  /** Marks the directory as completely known, if nothing changed since. */
+  /** Records that all names of the directory are cached, if it has not changed since `changes` was read. */
   markComplete(directory: number, changes: number): void;
-  /** Whether a name missing here is absent. */
+  /** Whether a name that is not cached does not exist on the server. */
   isComplete(directory: number): boolean;
   forget(directory: number): void;
 }
@@ -36,11 +36,11 @@ interface DirectoryNames {
   epoch: number;
   changes: number;
   readonly names: Map<string, CachedName>;
-  /** Until then, missing names are absent. */
+  /** Until this time, a name that is not cached does not exist on the server. */
   completeUntil: number;
 }
 
-/** The part of the cache that is dropped at once to make room. */
+/** Fraction of the cache to drop when the limit is exceeded. */
 const dropRatio = 0.1;
 /**
  * Changes by other clients are detected by ctime, and on old systems two changes within 4 ms have the same one. So a

@@ -13,9 +13,9 @@ const execOpenFlag = 0x20;
 type CheckedOperations = Required<Pick<Operations, 'access' | 'open' | 'opendir' | 'setattr'>>;
 
 /**
- * For a mount whose users are all one user to the server. The kernel cannot check permissions there, since it knows the
- * users by other ids. Operations that call the server are checked by it, as that user. The others are checked here,
- * above all open: reads may be cached, and writes are answered before the server has them. Also, NFS lets the owner
+ * For a mount whose users are all one user to the server. The kernel cannot check permissions, since it knows the users
+ * by other ids. The server checks operations that call it, as that user. The data path checks the others, above all
+ * open: reads may be cached, and writes are answered before the server has them. Also, NFS lets the owner
  * truncate a file that he may not write to.
  */
 export function withPermissionChecks(

@@ -22,7 +22,7 @@ export interface Nodes {
    * Throws ENOMEM if there is no room.
    */
   addLookup(handle: FileHandle, place?: number): Node;
-  /** The same for an entry of a listing, which counts many. */
+  /** Like `addLookup`, for an entry of a listing: one request counts many lookups. */
   addListed(handle: FileHandle, place: number): Node;
   /** Undoes a lookup: the request at that place does not report it to the kernel. */
   removeLookup(id: number, place: number): void;
@@ -34,7 +34,7 @@ export interface Nodes {
   get(id: number): Node | undefined;
   /** The node that has this handle, if the kernel knows it. */
   find(handle: FileHandle): Node | undefined;
-  /** The kernel forgot this many lookups; with the last the node is removed. */
+  /** The kernel forgot this many lookups; the last one removes the node. */
   forget(id: number, lookups: number): void;
   /** Counts an open once per request at that place, even if it is resent. */
   addOpen(id: number, place?: number): void;
@@ -44,7 +44,7 @@ export interface Nodes {
   /** Records the hidden name of a file removed while open. The last close removes it. */
   setHiddenName(id: number, hiddenName: HiddenName | undefined): void;
   hiddenName(id: number): HiddenName | undefined;
-  /** The error that lost acknowledged data, while an open file was not told of it. */
+  /** The error by which acknowledged data were lost, until every open file has reported it. */
   setDataLoss(id: number, code: ErrnoName | undefined): void;
   dataLoss(id: number): ErrnoName | undefined;
   /** Records that the loss was reported once. Until then, it is also reported to later opens. */

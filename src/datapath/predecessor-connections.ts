@@ -19,8 +19,8 @@ export interface PredecessorConnectionsParts {
 }
 
 /**
- * Before anything is changed, every call of the predecessor must have run or be impossible. Each server is drained
- * separately, so that a silent one delays only its own users.
+ * Changes start only when no call of the predecessor can run any more. Each server is drained separately, so that a
+ * silent server delays only the mounts that use it.
  */
 export interface PredecessorConnections {
   begin(signal: AbortSignal): void;

@@ -31,7 +31,7 @@ export function createPredecessorLookup({ nfs, server }: MountContext, entries: 
 
   /**
    * The server may return attributes cached between the creation and the setting of its time (nfs-ganesha, for up to a
-   * minute). A call that could have changed something, but does not, makes it read its disk.
+   * minute). A call that could change attributes, but does not, makes the server read its disk.
    */
   async function rereadAttributes(
     handle: FileHandle,
@@ -48,7 +48,7 @@ export function createPredecessorLookup({ nfs, server }: MountContext, entries: 
       );
       return change?.after;
     } catch (cause) {
-      // The creator is permitted to do this; a refusal means it is not ours.
+      // The creator is permitted to do this; a refusal means that another client created the object.
       if (cause instanceof NfsError) return undefined;
       throw cause;
     }

@@ -91,7 +91,7 @@ export async function startProgram(input: ProgramInput, parts: ProgramParts): Pr
     for (const wake of Array.from(pausedMounts)) wake();
   }
 
-  /** By id. One after the other: they share the mount's row in the journal. */
+  /** By id. Adds of one id run one after the other, since they share a row of the journal. */
   const pendingAdds = new Map<string, Promise<void>>();
 
   async function add(mount: ReceivedMount): Promise<void> {

@@ -9,7 +9,7 @@ export interface ReadBuffers {
   release(buffer: Buffer): void;
 }
 
-/** Room for the answer's header beside the kernel's sizes (powers of two). */
+/** Room for the reply's header: the kernel's read sizes are powers of two. */
 const headerBytes = 4096;
 const minBufferBytes = 16 * 1024;
 /** Limit of unused memory; more is freed. */

@@ -14,7 +14,7 @@ interface ReadParts {
 
 type Read = (id: number, fh: number, offset: number, size: number, request: Request) => Promise<ReadReply>;
 
-/** Reads from the server, after its answers to earlier writes of the range. */
+/** Reads from the server, after it has answered the earlier writes to the range. */
 export function createRead(
   { nfs, server, attributes }: MountContext,
   { writes, readBuffers, maxRead }: ReadParts,
@@ -68,7 +68,7 @@ export function createRead(
       const found = await readOnce(id, fh, offset, size, request);
       const isTruncated = found.length < size && end > offset + found.length;
       if (!isTruncated && revalidations === writes.revalidations) return found;
-      // The server did not know yet that the file continues there; the kernel would take that as its end.
+      // The server did not have the later writes yet; the kernel would take the short read as the end of the file.
       await writes.waitUntilAnswered(id, request, { offset, length: Number.POSITIVE_INFINITY });
     }
   }

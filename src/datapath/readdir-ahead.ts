@@ -4,9 +4,9 @@ import { access } from './identity.ts';
 import type { MountContext } from './mount-context.ts';
 
 /**
- * A process that looks up one name after the other (`stat` of all files, a build, a backup) usually continues. Then
- * part of the directory is listed ahead, which brings hundreds of names with attributes for little more than the cost
- * of one lookup.
+ * A process that looks up one name after the other (`stat` of all files, a build, a backup) usually continues. So list
+ * part of the directory ahead: one READDIRPLUS returns hundreds of names with attributes for little more than the cost of
+ * one LOOKUP.
  */
 export interface ReaddirAhead {
   /** A lookup had to ask the server. */
@@ -22,7 +22,7 @@ interface DirectoryLookups {
   misses: number;
   hits: number;
   listed: number;
-  /** Created when it is worth it. */
+  /** Created after `minMisses` misses. */
   listing: Listing | undefined;
   /** The listing is complete or failed. */
   isExhausted: boolean;
@@ -36,22 +36,22 @@ interface Listing {
   isInFlight: boolean;
 }
 
-/** Misses within `withinMs` that justify a listing. */
+/** Misses within `observationMs` that justify a listing. */
 const minMisses = 16;
 /** The names of a listing are used for no longer than this. */
 const observationMs = 1_000;
 /** Names listed per miss: a process that wants a few of a million names must not load them all. */
 const maxListedPerMiss = 32;
-/** Names listed before any must have been used: servers list in any order. */
+/** Up to this many names, the hit ratio is not checked: servers list in an order unrelated to the lookups. */
 const maxUnusedNames = 2_048;
-/** Beyond that, this part must have been used. */
+/** Above `maxUnusedNames`, list on only if at least this fraction of the listed names was looked up. */
 const minHitRatio = 1 / 16;
-/** Directories observed at once; a search through many more does not stay long in any. */
+/** Maximum number of directories to observe. A search through more directories visits each only briefly. */
 const maxDirectories = 64;
 
 export function createReaddirAhead(context: MountContext): ReaddirAhead {
   const { names, attributes, clock, ttlMs } = context;
-  /** In order of their start. */
+  /** Oldest first. */
   const directories = new Map<number, DirectoryLookups>();
 
   function lookupsIn(id: number): DirectoryLookups {
@@ -83,7 +83,7 @@ export function createReaddirAhead(context: MountContext): ReaddirAhead {
 
   function startListing(id: number): Listing {
     const changes = attributes.lastSeen(id) === undefined ? undefined : names.changeCount(id);
-    // A caller may look names up without permission to list: then do not use a group that it may not be in.
+    // The kernel has checked only search permission, so don't send a group that the caller may not be in.
     const pages = createPages(context, id, { remembersNames: false, checkedAccess: access.search });
     return { pages, changes, position: 0n, isInFlight: false };
   }

@@ -30,8 +30,8 @@ export function createRename(
     if (proof?.kind === 'moved') {
       const found = await entries.find(to.parent, to.name, request);
       if (found !== undefined && isSameHandle(found.handle, proof.handle)) return undefined;
-      // It is at neither name: it was renamed, and then changed again by another client. The old name may belong to
-      // another object now.
+      // The object has neither name: the rename was executed, and then another client changed the names again. The old
+      // name may belong to another object now.
       const current = await entries.find(from.parent, from.name, request);
       return current !== undefined && isSameHandle(current.handle, proof.handle) ? current : undefined;
     }
@@ -43,7 +43,7 @@ export function createRename(
     return resolved;
   }
 
-  /** `isHidden`: the replaced object may have lost its name already, so the call must not be given up half-way. */
+  /** `isHidden`: the replaced object may already have lost its name, so the call has no deadline. */
   async function renameOnServer(
     from: EntryName,
     to: EntryName,
@@ -59,7 +59,7 @@ export function createRename(
           { ...(isHidden ? withoutDeadline(options) : options), expected },
         ),
       );
-    // Within one directory both report the same change.
+    // If both names are in one directory, the server reports the same change twice.
     const recordTarget = () => recordChange(attributes, to.parent, send, (renamed) => renamed.to);
     if (from.parent === to.parent) await recordTarget();
     else await recordChange(attributes, from.parent, recordTarget, (renamed) => renamed.from);

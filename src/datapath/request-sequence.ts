@@ -10,7 +10,7 @@ export interface RequestSequence {
   startRequest(): void;
   /** A lookup on the server has just returned this node. */
   recordLookup(id: number, request: Request): void;
-  /** Whether the request just before, by the same thread, looked this node up, and its attributes are from then. */
+  /** Whether the previous request, by the same thread, looked this node up, and its attributes are from that lookup. */
   wasJustLookedUp(id: number, request: Request): boolean;
 }
 

@@ -25,11 +25,11 @@ export interface ServedMountOptions {
   readonly clock: Clock;
   /** Shared by all mounts of this process. */
   readonly poisonRequests: PoisonRequests;
-  /** By place: the age of such a request. Set only while that request starts. */
+  /** By place: the age of an unfinished request. Set only while that request starts. */
   readonly requestAges?: Map<number, number>;
   /** Called for a RELEASE that is given up: the close must still be counted. */
   readonly onUnreleased?: (node: number, place: number) => void;
-  /** The data of an answered WRITE. All of these come before anything else. */
+  /** Called for each WRITE that the predecessor answered, before any other request starts. */
   readonly onAnsweredWrite: (written: AcknowledgedWrite) => void;
   /** No memory to read requests: buffered writes must be committed. */
   readonly onFull?: () => void;
@@ -42,7 +42,8 @@ export interface ServedMount extends Disposable {
   /** Sends a notification to the kernel. */
   notify(bytes: Uint8Array): void;
   /**
-   * The same from another thread, for notifications that may block on an answer of ours. False: the kernel refused it.
+   * Like `notify`, from another thread, for notifications that may block until a request is answered. False: the kernel
+   * refused it.
    */
   notifyFromThread(bytes: Uint8Array): Promise<boolean>;
   /** An answered WRITE is on the server's disk: frees its memory. */
@@ -59,7 +60,7 @@ const noLine = -1;
 export async function serveMount(options: ServedMountOptions): Promise<ServedMount> {
   const { fd, mount, requests, pausedMounts, clock, poisonRequests } = options;
   let isStopping = false;
-  /** Its lines belong, or will soon belong, to others: requests in progress must not touch them. */
+  /** The lines of this mount belong, or will soon belong, to other mounts: requests in progress must not touch them. */
   let isClosed = false;
   /** Resolves `stop` when everything is answered. */
   let resolveIdle: (() => void) | undefined;
@@ -68,7 +69,7 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
   /** The slot of a request without a line. */
   let unjournaledSlot: Slot | undefined;
 
-  /** Deferred: the caller is still working, and its answer may not be written yet. */
+  /** Wakes waiting mounts later: the caller's reply may not be written yet. */
   const free = (place: number): void => {
     if (isClosed) return;
     requests.free(place);

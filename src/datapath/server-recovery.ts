@@ -60,8 +60,8 @@ export function createServerRecovery(
   }
 
   /**
-   * The server refuses what the kernel permitted, perhaps by outdated rights. Makes the kernel look again and decide by
-   * the new ones. True: the kernel's rights were unknown after a crash, and are now taken to be those found.
+   * The server rejects a call that the kernel permitted, perhaps by outdated rights. Makes the kernel read the rights and
+   * decide again. True: the kernel's rights were unknown after a crash; from now on, assume those found.
    */
   async function refreshRights(
     request: Request,

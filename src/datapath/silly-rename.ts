@@ -16,8 +16,8 @@ import type { Charges } from './quota/charges.ts';
 /** NFS has no open files without a name: an open file gets a hidden name (silly rename) before it loses its own. */
 export interface SillyRename {
   /**
-   * Removes a name from an object. An open file gets a hidden name first, and keeps or regains its own if `take` is
-   * refused. Other changes to its names wait meanwhile.
+   * Removes a name from an object. An open file gets a hidden name first, and keeps or regains its own if `perform`
+   * is refused. Other changes to its names wait meanwhile.
    */
   removeName(removal: NameRemoval, request: Request): Promise<void>;
   /** Runs an open. The file counts as open until that fails. */
@@ -30,7 +30,7 @@ export interface SillyRename {
 
 export interface NameRemoval {
   /**
-   * Must not lie in the request's memory, nor anything `take` uses (see `copyEntryName`): the request may be answered
+   * Must not lie in the request's memory, nor anything that `perform` uses (see `copyEntryName`): the request may be answered
    * before this ends.
    */
   readonly entryName: EntryName;
@@ -65,7 +65,7 @@ export function createSillyRename(
 ): SillyRename {
   const { nfs, nodes, server, attributes, waitFor } = context;
   const hiddenNameCalls = createHiddenNameCalls(context, recordAbsent);
-  /** Who hid a file: the last close may come from another user, or from none. */
+  /** The user who hid each file: the last close may come from another user, or from none. */
   const hiddenBy = new Map<number, Caller>();
   /** OPENs in progress, by file. The journal counts them when they have succeeded. */
   const openings = new Map<number, number>();
@@ -119,7 +119,7 @@ export function createSillyRename(
       else await hiddenNameCalls.asCallerOnly(hidden, request, (options) => call(hidden, options));
       charges.recordRemoval(id, before);
     } catch (cause) {
-      // It is gone already: another client removed it, or an earlier REMOVE of ours whose answer was lost.
+      // The hidden name is gone: another client removed it, or an earlier REMOVE of this client whose reply was lost.
       if (!isNfsError(cause, 'NOENT', 'STALE')) throw cause;
     }
     // The kernel may have forgotten the file, if the closing process was interrupted.
@@ -135,7 +135,7 @@ export function createSillyRename(
     const name = Buffer.from(hidden.name);
     const isRecorded = (): boolean => nodes.hiddenName(id)?.name === hidden.name;
     nodes.setHiddenName(id, hidden);
-    /** Added beside its own name. */
+    /** The hidden name was added as a second link. */
     let isAdded = false;
     try {
       isAdded = isReplaced && (await hiddenNameCalls.addName(id, { parent: entryName.parent, name }, request));

@@ -89,7 +89,7 @@ export async function startMount(
   const quota = openQuota({ mount: id, spec, server, storedGrowth: journal.growth, ready }, parts);
   cleanup.use(quota);
   leases.add(server);
-  // It references the whole file system.
+  // The lease references the whole file system.
   cleanup.defer(() => leases.delete(server));
   const root = Buffer.from(spec.root, 'base64');
   const mountNodes = nodes.openMount(row.index, root);

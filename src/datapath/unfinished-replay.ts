@@ -12,7 +12,7 @@ import type { ServedMountOptions } from './served-mount.ts';
 export interface UnfinishedReplay {
   /** Answered writes come first, then all others in their order. */
   start(): void;
-  /** The requester of a suspect was interrupted: if the request has not been started, it is given up. */
+  /** Gives up a suspect whose requester was interrupted, if it has not been started. */
   giveUpInterrupted(place: number): void;
   /** The places of suspects that have not been started. */
   notStarted(): Iterable<number>;
@@ -30,7 +30,7 @@ interface UnfinishedReplayOptions
 
 /**
  * A request that crashes its data path would crash each successor, and its requester could not even be killed. If this
- * many have died over it, most of them while no other request was being started, it is no coincidence.
+ * many data paths have died, most of them while no other request was being started, that is no coincidence.
  */
 const maxCrashes = 10;
 

@@ -1,13 +1,13 @@
 import type { Attributes, Wcc, WccAttr } from '#wire/nfs3/structures.ts';
 
-/** The combined result of own changes, some of them concurrent. */
+/** Combines the results of this client's changes, some of them concurrent. */
 export interface WccChain {
-  /** Attributes before all of them. */
+  /** Attributes before all these changes. */
   readonly attributes: Attributes | undefined;
-  /** The state reached by ended changes, and ended changes that do not connect to it yet. */
+  /** The attributes after the last change in the chain, and finished changes that do not connect to it yet. */
   chainEnd: Attributes | undefined;
   readonly unchained: Wcc[];
-  /** Their order is unknown: the server must be asked. */
+  /** The order of the changes is unknown: get the attributes from the server. */
   isOrderUnknown: boolean;
 }
 
@@ -21,10 +21,10 @@ export const isNewer = (a: WccAttr, b: WccAttr): boolean =>
   a.ctime > b.ctime || (a.ctime === b.ctime && (a.ctimeNs > b.ctimeNs || (a.ctimeNs === b.ctimeNs && a.size > b.size)));
 
 /**
- * Chains overlapping own changes by their before and after attributes. If each one connects to the previous one, no
+ * Chains this client's overlapping changes by their before and after attributes. If each one connects to the previous one, no
  * other client changed anything in between. A server that sends no before attributes is believed; but its replies may
- * have overtaken each other (nfs-ganesha sends none for WRITE), so a result older than the reached state is ignored.
- * Removes chained changes from `ended`.
+ * have overtaken each other (nfs-ganesha sends none for WRITE), so a result older than the end of the chain is ignored.
+ * Removes chained changes from `unchained`.
  */
 export function followChain(chain: WccChain): void {
   const { unchained } = chain;

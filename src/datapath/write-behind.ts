@@ -36,7 +36,7 @@ export interface WriteBehind<F, W> {
   waitUntilAnswered(file: F, range?: Range): Promise<void> | undefined;
   /** Resolves when everything written so far is on the server's disk or lost. Undefined: nothing is left. */
   flush(file: F): Promise<void> | undefined;
-  /** The same for all files. */
+  /** Like `flush`, for all files. */
   flushAll(): Promise<void>;
   /** The minimum size by unanswered writes. Undefined: all are answered. */
   unansweredEnd(file: F): number | undefined;

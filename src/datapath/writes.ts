@@ -45,7 +45,7 @@ export interface UncommittedWrites {
   revalidate(): void;
   /** Resolves when everything written so far is on the server's disk or lost. */
   flush(): Promise<void>;
-  /** Stops sending and giving up. Resolves when no call is in flight. */
+  /** Stops sending, and records no more losses. Resolves when no call is in flight. */
   stop(): Promise<void>;
   /** Number of files with data that are not on the server's disk. */
   readonly files: number;

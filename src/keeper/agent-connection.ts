@@ -21,7 +21,7 @@ export interface AgentConnectionPorts {
   readonly activeKeeper: () => Promise<{ readonly supervisor: Supervisor; readonly held: HeldDescriptors }>;
   readonly state: () => KeeperState;
   readonly end: (signal: AbortSignal) => Promise<void>;
-  /** The agent that requested the end has its reply. */
+  /** Called when the agent that requested the end has its reply. */
   readonly ended: () => void;
   /** Sends everything now, and every later change. */
   readonly share: (connection: Connection) => void;

@@ -90,7 +90,7 @@ export function createHeldDescriptors(journal: number): HeldDescriptors {
   };
 }
 
-/** Below the kernel's limits per message, with room for the rest of it. */
+/** Below the kernel's limits per message, with room for the other fields. */
 const maxBatchCount = 200;
 const maxBatchBytes = maxMessageBytes - 1024;
 

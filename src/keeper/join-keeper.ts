@@ -27,7 +27,7 @@ export interface DataPathHandlers {
    * is up.
    */
   flush(id: string, ms: number): Promise<number>;
-  /** Stops between two requests if possible. After it resolves, nothing more is read, and `unneeded` is called. */
+  /** Stops between two requests if possible. After it resolves, nothing more is read, and `exit` is called. */
   stop(): Promise<void>;
   /** No keeper needs this process: exit. */
   exit(): void;
@@ -49,7 +49,7 @@ export interface KeeperLink {
   report(text: string): void;
   /**
    * Registers a server connection before its first byte is sent. When this returns, the keeper's copy outlives this
-   * process. The server sees the connection closed only after `letGo` or a shutdown.
+   * process. The server sees the connection closed only after `release` or a shutdown.
    */
   hold(fd: number, about: string): string;
   release(socket: string): void;
@@ -123,13 +123,13 @@ export function joinKeeper({ clock, log, version, handlers, signal, socket }: Da
     cleanup[Symbol.dispose]();
     held = undefined;
     connection.send({ kind: 'stopped' });
-    // Exit now, so that it cannot do anything its successor does not know of.
+    // Exit now: the successor would not know of anything that this process did later.
     handlers.exit();
   }
 
   async function flush(connection: Connection, { ask, mount, ms }: MessageOf<'flush'>): Promise<void> {
     const files = await handlers.flush(mount, ms);
-    // A stopped data path cannot tell; the keeper asks its successor.
+    // A stopped data path cannot answer; the keeper asks its successor.
     if (!isOver) connection.send({ kind: 'flushed', ask, files });
   }
 

@@ -32,7 +32,7 @@ interface KeeperConnectionsOptions {
   readonly signal: AbortSignal;
   /** The path of the keeper's socket. */
   readonly path: () => string;
-  /** Undefined: nothing is served, so no keeper is looked for. */
+  /** Undefined: this process serves nothing, so it does not look for a keeper. */
   readonly held: () => HeldDescriptors | undefined;
   readonly handleMessages: (connection: Connection, closed: (why: string) => void) => void;
   /** The keeper is gone and nothing is served. */

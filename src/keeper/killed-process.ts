@@ -64,7 +64,7 @@ function checkProcess(pidfd: number, check: (pid: number) => boolean): boolean {
     const pid = pidOf(pidfd);
     return pid > 0 && check(pid) && pidOf(pidfd) === pid;
   } catch {
-    // The process or a thread has ended meanwhile, or procfs tells nothing here: not certain.
+    // The process or a thread has ended meanwhile, or procfs is not readable here: the state is unknown.
     return false;
   }
 }

@@ -5,13 +5,13 @@ import type { JournalMemory } from './memory.ts';
 export interface CrashSuspects {
   /** This process has received a request to stop: no request in flight caused its exit. */
   markStopping(): void;
-  /** If this process crashes now, the request at this place is the cause. Undefined: any may be. */
+  /** If this process crashes now, the request at this place is the cause. Undefined: any request may be the cause. */
   setSuspect(place: number | undefined): void;
 }
 
 /**
- * Data paths die for other reasons, too. A request that was there more often is retried alone and blamed for what
- * happens then.
+ * Data paths also die for other reasons. A request that was present at more crashes than this is retried alone and is
+ * blamed for the next crash.
  */
 export const maxCoincidentalCrashes = 3;
 

@@ -9,8 +9,8 @@ interface HeldCounts {
 }
 
 /**
- * A mount's maximum is a part of what is free: alone it gets half of all, several greedy mounts get less each, and some
- * always remains for another.
+ * A mount's maximum is what is free, times its share. So a single mount gets half of all, several busy mounts get less
+ * each, and some always remain for another mount.
  */
 export const defaultShare = 1;
 

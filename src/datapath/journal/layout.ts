@@ -19,7 +19,7 @@ export const head = {
   chunks: 16,
   /** 1: the data path has received a request to stop. No request in flight caused its exit. */
   stopping: 20,
-  /** The line (plus one) of the only request to blame if the data path crashes now; 0: any may be. */
+  /** The line (plus one) of the only request to blame if the data path crashes now; 0: any request. */
   suspect: 24,
   size: pageSize,
 } as const;
@@ -97,8 +97,8 @@ export const cellCount = cells[0].count + cells[1].count;
 export const slotInUse = 0x4000_0000;
 
 /**
- * Two per mount, whatever others hold: for a long request, and for one that has no line yet. A mount must leave these
- * free when it takes more.
+ * Two slots per mount, however many other mounts hold: one for a long request, one for a request without a line. A mount
+ * that takes more slots must leave these free.
  */
 export const reservedSlots = 2 * maxMounts;
 
@@ -114,8 +114,8 @@ export const record = {
   /** For a node: the hash of its handle. 0: unknown. */
   hash: 88,
   /**
-   * The generation of that hash. If it differs, a program without hashes created the node and something else lies
-   * there.
+   * The generation of that hash. If it differs, a program without hashes created the node, and the word is not a
+   * hash.
    */
   hashed: 92,
   /** For a hidden name. */

@@ -66,7 +66,7 @@ export function createNodeTable(memory: JournalMemory, limits = defaultLimits): 
       for (let i = 0; i < ids.length; i += 2) index.add(ids[i + 1] || hashOfNode(ids[i] as number), ids[i] as number);
       pressure.add(ids.length / 2);
     }
-    // The file was closed or never referred to it.
+    // Free hidden names to which no file refers: the file was closed, or the process died before it set the reference.
     for (const id of left.hiddenNames) if (!hiddenNames.isReferenced(id)) release(id);
   }
 
@@ -127,7 +127,7 @@ export function createNodeTable(memory: JournalMemory, limits = defaultLimits): 
       set(id, record.hidden, 0);
       set(id, record.lost, 0);
       counts.applyOnce({ place, field: 'looked', node: id, newCount: 1 }, () => setOwner(id, owner));
-      // The request was answered before a crash and the kernel has forgotten the node since, so it counts as counted.
+      // The request was answered before a crash and the kernel has forgotten the node since, so the step was skipped.
       if (get(id, record.owner) !== owner) setOwner(id, owner);
       index.add(hash, id);
       pressure.add();

@@ -76,7 +76,7 @@ export interface Requests extends Proofs, CrashSuspects {
    * Returns the predecessor's unfinished requests; none in a new journal. Call once. Frees slots that were only armed.
    */
   restoreUnfinished(): readonly UnfinishedRequest[];
-  /** Call after `unfinished`: a request in the mount's slot that found no room and must still be taken. */
+  /** Call after `restoreUnfinished`. Returns a request in the mount's slot that found no room and must still be taken. */
   findUnplaced(mount: number): UnplacedRequest | undefined;
   /** Lines and slots in use. */
   readonly held: { readonly lines: number; readonly slots: number };
@@ -122,7 +122,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
   function freeLine(place: number): void {
     const cell = (words[lineWord(place, line.cell)] ?? 0) - 1;
     const mount = (words[lineWord(place, line.mount)] ?? 0) - 1;
-    // Otherwise two requests could share it.
+    // Freeing a line twice would let two requests share it.
     if (mount < 0) throw new Error(`line ${place} is not in use`);
     store(lineWord(place, line.mount), 0);
     shares.lines.add(mount, -1);

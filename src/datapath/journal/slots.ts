@@ -40,9 +40,9 @@ export function createSlots(memory: JournalMemory, clock: Pick<Clock, 'after'> |
   const idle = places.filter((place) => owner(place) === 0).reverse();
   /** Slots populated by this process; pages that only a predecessor touched are not. */
   const populated = new Set<number>();
-  /** The first idle slots, which have no memory. Unknown for a predecessor's slots. */
+  /** How many of the first idle slots have no memory. A predecessor's slots may have some. */
   let unpopulatedCount = 0;
-  /** The fewest idle slots recently: this many were not needed. */
+  /** Minimum number of idle slots since memory was last returned: this many were not needed. */
   let minIdle = idle.length;
   let returnTimer: Disposable | undefined;
   let isStopped = false;

@@ -56,11 +56,11 @@ interface FileCharge {
   readonly contentEpoch: number;
   /** The ledger's epoch. Charges of an earlier epoch were counted since. */
   ledgerEpoch: number | undefined;
-  /** Its space on the server before. */
+  /** Space of the file on the server before these charges. */
   readonly used: number;
   /** The number of bytes, not their extent: there may be holes. */
   bytes: number;
-  /** Their extent. It says nothing about the space freed by a removal. */
+  /** End of the charged range. It says nothing about the space that a removal frees. */
   end: number;
   /** The part of `bytes` that is not on the server's disk. */
   unsettledBytes: number;
@@ -154,7 +154,7 @@ export function createCharges({ quota, attributes, getattr, waitFor }: ChargesPa
   return {
     write: (id, offset, length, request) => {
       if (attributes.lastSeen(id) !== undefined) return charge(id, offset, length, request);
-      // After a crash of the predecessor, all of it may overwrite existing data.
+      // After a crash of the predecessor, the whole write may overwrite existing data.
       return getattr(id, request).then(() => charge(id, offset, length, request));
     },
     restore: (place, bytes) => {

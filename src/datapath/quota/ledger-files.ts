@@ -11,9 +11,9 @@ export interface LedgerFiles {
   names(): Promise<readonly string[]>;
   /** Undefined: absent. */
   read(name: string): Promise<string | undefined>;
-  /** Atomic and durable: a reader sees the old content or this. */
+  /** Atomic and durable: a reader sees either the old or the new content. */
   write(name: string, text: string): Promise<void>;
-  /** Absent is success. */
+  /** Idempotent: succeeds if the file is absent. */
   remove(name: string): Promise<void>;
   /** Creates the file. False: it already exists. */
   tryCreate(name: string, text: string): Promise<boolean>;

@@ -3,20 +3,20 @@ import { eachBounded } from '#base/each-bounded.ts';
 import type { LedgerFiles } from './ledger-files.ts';
 
 /**
- * How the nodes of a volume agree on what each may write. `base` records the usage at the last count; every member (a
+ * How the nodes of a volume agree on how much each may write. `base` records the usage at the last count; every member (a
  * mount) has a file with its grant beyond that. Invariant: used + all grants <= limit.
  *
  * To get more, a member first writes the higher grant, then reads all grants, and reverts if the sum is too high. Of
  * two concurrent members, at least the one that wrote last sees the other, so they never both succeed wrongly. A grant
- * counts until its epoch ends, whatever became of its member; a new count starts a new epoch without grants. Grants can
+ * counts until its epoch ends, even if its member is gone; a new count starts a new epoch without grants. Grants can
  * be negative: deleted space becomes available to others.
  */
 export interface Ledger {
-  /** The ledger at this member's last look. Undefined: not read yet, or nothing was counted yet. */
+  /** The ledger at this member's last refresh. Undefined: not read yet, or nothing was counted yet. */
   readonly view: LedgerView | undefined;
   refresh(): Promise<LedgerView | undefined>;
   /**
-   * Raises this member's grant to at least `least`, plus a chunk beyond `holds` if there is room. Returns the new
+   * Raises this member's grant to at least `minGrant`, plus a chunk beyond `currentGrant` if there is room. Returns the new
    * grant; `full`: no room; `over`: another epoch has started.
    */
   raiseGrant(epoch: number, minGrant: number, currentGrant: number): Promise<number | 'full' | 'over'>;
@@ -34,7 +34,7 @@ export interface LedgerBase {
 }
 
 export interface LedgerView extends LedgerBase {
-  /** The elapsed time of the look. */
+  /** Time of the refresh, by `clock.elapsed`. */
   readonly readAt: number;
   readonly limit: number;
   /** The sum of the other members' grants in this epoch. */
@@ -67,7 +67,7 @@ export function epochOf(name: string): number | undefined {
   return epoch === undefined ? undefined : Number(epoch);
 }
 
-/** Refusals before reporting that it is full: others may be about to revert their grants. */
+/** Refusals before reporting that the volume is full: other members may be about to revert their grants. */
 const maxRefusals = 3;
 const maxAttempts = 12;
 const retryStepMs = 20;

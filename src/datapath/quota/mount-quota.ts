@@ -43,7 +43,7 @@ export function createMountQuota(parts: MountQuotaParts): Quota {
   const member = `${quotaSpec.host}.${createHash('sha256').update(mount).digest('hex').slice(0, 12)}`;
   const folder: FileHandle = Buffer.from(quotaSpec.ledger, 'base64');
   const root: FileHandle = Buffer.from(spec.root, 'base64');
-  // Separate temporary names: both may write at the same time, and a predecessor's write may arrive late.
+  // Separate temporary names: ledger and recount may write at the same time, and a predecessor's write may arrive late.
   const createFiles = (): LedgerFiles =>
     createLedgerFiles({ nfs, folder, options, ready, temporaryName: temporaryName(`${member}.${randomUUID()}`) });
   const limit = quotaSpec.bytes;

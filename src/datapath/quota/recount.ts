@@ -12,7 +12,7 @@ export interface RecountParts {
 
 /** Members do not use a view of the ledger older than this. */
 export const maxViewAgeMs = 2_000;
-/** By then each member has seen the new epoch, or does not use the volume now. */
+/** After this time, each member has read the new epoch or is not using the volume. */
 const graceMs = maxViewAgeMs + 1_000;
 
 /** The lock file: the member that creates it may count. */
@@ -32,7 +32,7 @@ export function createRecount(parts: RecountParts): Recount {
   const token = randomUUID();
   let watchedLock: { readonly fingerprint: string; readonly unchangedSince: number } | undefined;
 
-  /** Detected by watching that it does not change, without comparing clocks. */
+  /** A lock is stale if it does not change while this process watches it, so no clocks are compared. */
   async function takeOver(): Promise<boolean> {
     const fingerprint = await files.fingerprint(lockName);
     if (fingerprint === undefined) return false;
@@ -53,7 +53,7 @@ export function createRecount(parts: RecountParts): Recount {
       const newEpoch = await startEpoch(files);
       if (newEpoch.epoch > 1) await clock.sleep(graceMs, signal);
       const counted = await parts.count(signal);
-      // We were taken for dead and another member started: discard this count.
+      // Another member considered this lock stale and started a count: discard this one.
       if (!(await isOurs())) return false;
       const used = counted.complete ? counted.bytes : Math.max(counted.bytes, newEpoch.used);
       await writeBase(files, { epoch: newEpoch.epoch, used, counting: false, countedAt: clock.now() });
@@ -69,7 +69,7 @@ export function createRecount(parts: RecountParts): Recount {
 /**
  * The epoch ends before the count starts: writes during the count are granted in the new epoch and count there, whether
  * the count sees them or not. Earlier grants count as used until the count is done. Nothing is granted in the old epoch
- * once the new base is visible, so the second look at the old grants sees all of them.
+ * once the new base is visible, so the second pass over the old grants sees all of them.
  */
 async function startEpoch(files: LedgerFiles): Promise<LedgerBase> {
   const last = await readBase(files);
