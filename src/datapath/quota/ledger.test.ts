@@ -133,7 +133,7 @@ describe.skipIf(needs('ganesha'))('the ledger on nfs-ganesha', () => {
     const failures: unknown[] = [];
     const quotas = clients.map((client, i): Quota => {
       const member = `host-${i}`;
-      const growth = { epoch: 0, growth: 0 };
+      const stored = { epoch: 0, growth: 0 };
       return createQuota({
         ledger: createLedger({ files: filesOf(client, member), clock, signal: neverAborts, member, limit }),
         recount: createRecount({
@@ -141,7 +141,7 @@ describe.skipIf(needs('ganesha'))('the ledger on nfs-ganesha', () => {
           clock,
           count: (signal) => countTree(volume.nfs, volume.root, { signal }),
         }),
-        storedGrowth: { read: () => growth, write: (epoch, growth) => void Object.assign(growth, { epoch, growth }) },
+        storedGrowth: { read: () => stored, write: (epoch, growth) => void Object.assign(stored, { epoch, growth }) },
         clock,
         limit,
         signal: neverAborts,
@@ -182,7 +182,7 @@ describe.skipIf(needs('ganesha'))('the ledger on nfs-ganesha', () => {
     writeFileSync(join(data, 'file'), Buffer.alloc(MiB, 1));
     using volume = await connect(data);
     using ledgerExport = await connect(ledgerFolder);
-    const growth = { epoch: 0, growth: 0 };
+    const stored = { epoch: 0, growth: 0 };
     const unmount = new AbortController();
     const [root, ledger] = [volume.root, ledgerExport.root].map((handle) => Buffer.from(handle).toString('base64'));
     const quota = createMountQuota({
@@ -190,7 +190,7 @@ describe.skipIf(needs('ganesha'))('the ledger on nfs-ganesha', () => {
       quota: { bytes: 64 * MiB, ledger: ledger ?? '', host: 'node-1' },
       mount: 'stowage:sv1-x.ab',
       spec: { root: root ?? '', squash: 'all', uid: 4711, gid: 4711, softMs: 10_000 },
-      storedGrowth: { read: () => growth, write: (epoch, growth) => void Object.assign(growth, { epoch, growth }) },
+      storedGrowth: { read: () => stored, write: (epoch, growth) => void Object.assign(stored, { epoch, growth }) },
       signal: unmount.signal,
       failed: (cause) => expect.fail(String(cause)),
     });
@@ -203,7 +203,7 @@ describe.skipIf(needs('ganesha'))('the ledger on nfs-ganesha', () => {
     const files = readdirSync(ledgerFolder).toSorted();
     expect(files).toEqual(['base', expect.stringMatching(/^grant\.1\.node-1\.[0-9a-f]{12}$/)]);
     for (const file of files) expect(statSync(join(ledgerFolder, file)).uid).toBe(4711);
-    expect(growth).toEqual({ epoch: 1, growth: 2 * MiB });
+    expect(stored).toEqual({ epoch: 1, growth: 2 * MiB });
   });
 
   test('returns to another node the base that was written', async () => {

@@ -57,7 +57,7 @@ describe('while calls of a predecessor may still run', () => {
     const { nfs, root } = await server.mount();
     const [data, folder] = [(await nfs.lookup(root, 'data')).handle, (await nfs.lookup(root, 'ledger')).handle];
     const uid = process.getuid?.() ?? 0;
-    const growth = { epoch: 0, growth: 0 };
+    const stored = { epoch: 0, growth: 0 };
     return (ready?: Promise<void>) => {
       const createdNames: string[] = [];
       const readdirCalls: string[] = [];
@@ -80,7 +80,7 @@ describe('while calls of a predecessor may still run', () => {
         failed: (cause) => expect.fail(String(cause)),
         quota: { bytes: 2 ** 30, ledger: Buffer.from(folder).toString('base64'), host: 'node-1' },
         spec: { root: Buffer.from(data).toString('base64'), squash: 'all', uid, gid: uid, softMs: undefined },
-        storedGrowth: { read: () => growth, write: (epoch, growth) => void Object.assign(growth, { epoch, growth }) },
+        storedGrowth: { read: () => stored, write: (epoch, growth) => void Object.assign(stored, { epoch, growth }) },
       });
       return { quota, made: createdNames, asked: readdirCalls };
     };
