@@ -69,7 +69,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume
     const { stdout, stderr } = await run('make', ['-C', folder, '-j2', 'CFLAGS=-O0']);
     expect(stdout).toContain("If you got this far and the 'cmp's didn't complain");
     expect(stderr).not.toMatch(/clock skew|in the future/i);
-    // By its times, everything is up to date.
+    // The times say that everything is up to date.
     await run('make', ['-C', folder, '-q', 'libbz2.a', 'bzip2', 'bzip2recover']);
     await run('rm', ['-r', folder]);
     await run('umount', [at]);
@@ -136,7 +136,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume
     };
 
     test.each(['DELETE', 'WAL'])(
-      'SQLite works with locks of the node, two processes and journal mode %s',
+      'SQLite works with node-local locks, two writing processes and journal mode %s',
       async (mode) => {
         await using mounts = await startKeeperMounts();
         const { at, on } = await mountExported(mounts, { locks: 'node' });

@@ -138,7 +138,7 @@ describe('the attribute cache', () => {
     attributes.beginChange(id).finish(wccOf(0, 3));
     expect(saw(attributesAfter(0), eventNumber).size).toBe(13);
     expect([size(), epoch()]).toEqual([13, 0]);
-    // Requested before, but newer: only the requester gets it.
+    // Requested before the change, but newer: only the requester gets these attributes.
     expect(saw(attributesAfter(4), eventNumber).size).toBe(14);
     expect([size(), epoch()]).toEqual([13, 0]);
     saw(attributesAfter(4));
@@ -171,7 +171,7 @@ describe('the attribute cache', () => {
     expect(epoch()).toBe(2);
   });
 
-  test('overlapping changes without before attributes: the newest counts, however late the others are answered', () => {
+  test('overlapping changes without before attributes end with the newest result, even if an older one arrives last', () => {
     const { attributes, saw, size, epoch } = createTestCache();
     saw(attributesAfter(0));
     const twoChanges = () => [attributes.beginChange(id), attributes.beginChange(id)] as const;
@@ -179,12 +179,12 @@ describe('the attribute cache', () => {
     second.finish({ before: undefined, after: attributesAfter(5) });
     first.finish({ before: undefined, after: attributesAfter(3) });
     expect([size(), epoch(), attributes.freshMs(id)]).toEqual([15, 0, 1_000]);
-    // Within one tick of the server's clock: either is possible.
+    // Within one tick of the server's clock, either order is possible.
     const [third, fourth] = twoChanges();
     third.finish({ before: undefined, after: attributesAfter(6) });
     fourth.finish({ before: undefined, after: { ...attributesAfter(6), size: 3 } });
     expect([epoch(), attributes.freshMs(id)]).toEqual([0, 0]);
-    // A node without attributes.
+    // A reply without attributes.
     const [fifth, sixth] = twoChanges();
     fifth.finish(undefined);
     sixth.finish({ before: undefined, after: attributesAfter(7) });
@@ -246,7 +246,7 @@ describe('the attribute cache', () => {
     expect(epoch()).toBe(1);
   });
 
-  test('the cache knows which sizes and changes the kernel has seen', () => {
+  test('kernelView returns the size and the rights that the kernel has seen', () => {
     const { attributes, saw } = createTestCache();
     expect(attributes.kernelView(id)).toEqual({ size: undefined, rights: undefined, isCurrent: false });
     saw(attributesAfter(0));
@@ -370,7 +370,7 @@ describe('the name cache', () => {
     expect(names.isComplete(1)).toBe(false);
   });
 
-  test('all mounts share one limit of names; recently used names stay', async () => {
+  test('all mounts share one limit of names; the least recently used names are dropped first', async () => {
     const limit = createCacheLimit(10_000);
     const createCache = () => createNameCache({ epochOf: () => 0, clock: createFakeClock(), limit });
     const [names, small] = [createCache(), createCache()];

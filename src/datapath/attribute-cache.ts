@@ -9,8 +9,8 @@ import { createKernelRights } from './kernel-rights.ts';
 import { followChain, isNewer, isSameContent, isUnchanged, latestSize, maxSize, type WccChain } from './wcc-chain.ts';
 
 /**
- * Attributes of each node, updated by every reply that carries attributes. Replies may overtake each other: a reply to a
- * request sent before one of this client's changes finished does not override the result of that change.
+ * Attributes of each node, updated by every reply that carries attributes. Replies may overtake each other: a reply to
+ * a request sent before one of this client's changes finished does not override the result of that change.
  */
 export interface AttributeCache extends Disposable {
   /** Read this before a call and pass it to `update` with the call's result. */
@@ -23,7 +23,9 @@ export interface AttributeCache extends Disposable {
   freshMs(id: number): number;
   /** Infinity: the attributes are known to be wrong. */
   ageMs(id: number): number;
-  /** How long new attributes of the node, or names in it, may be cached; longer if the node has not changed for long. */
+  /**
+   * How long new attributes of the node, or names in it, may be cached; longer if the node has not changed for long.
+   */
   ttlOf(id: number): number;
   /**
    * Records attributes from a reply. `at`: when it arrived, if not now. Returns the best known attributes, which differ

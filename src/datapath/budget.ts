@@ -47,8 +47,8 @@ export const maxUnwrittenBytesPerMount = maxUnwrittenBytes / 4;
 const writeHeaderBytes = 128;
 
 /**
- * The cost of a write: not its size, but the journal space that it takes from others. The budget allows 2048 lines, 256 large
- * cells or 64 slots at once; the journal has more of each.
+ * The cost of a write: not its size, but the journal space that it takes from others. The budget allows 2048 lines, 256
+ * large cells or 64 slots at once; the journal has more of each.
  */
 export function costOf(bytes: number): number {
   const [small, large] = cells;

@@ -40,7 +40,7 @@ function createDirectoryReader(nfs: Partial<NfsClient>) {
     options: { identity: asCaller, softMs: 1_000 },
   }) as Operations;
 
-  /** Reads on from a position, `most` entries at once. */
+  /** Continues reading at a position, `most` entries at once. */
   async function read(
     fh: number,
     offset: bigint,
@@ -112,7 +112,7 @@ describe('reading a directory', () => {
     expect((await read(fh, offset, 2)).names).toEqual(['a', 'b']);
   });
 
-  test('restarts from the beginning if the server lost its place, and returns nothing twice', async () => {
+  test('restarts from the beginning if the server rejects a cookie, and returns no name twice', async () => {
     let generation = 1;
     let calls = 0;
     const { list } = createDirectoryReader({
@@ -138,7 +138,7 @@ describe('reading a directory', () => {
     expect(sentVerifiers).toEqual([0n, 77n, 77n, 77n]);
   });
 
-  test('skips names that lead elsewhere', async () => {
+  test('skips names that are empty or contain a slash', async () => {
     const names = ['ok', 'a/b', '', '../up', 'fine'];
     const { list } = createDirectoryReader({ readdirplus: async (args) => twoEntryPage(names, args) });
     expect(await list(100)).toEqual(['ok', 'fine']);

@@ -35,7 +35,7 @@ const settlesSoon = async (promise: Promise<unknown>): Promise<boolean> =>
   await Promise.race([promise.then(() => true), new Promise<boolean>((resolve) => setTimeout(resolve, 100, false))]);
 
 describe('draining the connections of a predecessor', () => {
-  test('ends when the server has read everything and closed them', async () => {
+  test('ends when the server has read everything and closed the connections', async () => {
     const clock = createFakeClock();
     using abandoned = await createAbandonedConnection('an old call');
     const neverResolves = new Promise<never>(() => undefined);
@@ -57,7 +57,7 @@ describe('draining the connections of a predecessor', () => {
     await draining;
   });
 
-  test('resets them if the server answers others but does not close them', async () => {
+  test('resets connections that the server does not close, although it answers other calls', async () => {
     const clock = createFakeClock();
     using abandoned = await createAbandonedConnection('x');
     const { promise: answering, resolve: answer } = Promise.withResolvers<void>();
@@ -80,7 +80,7 @@ describe('draining the connections of a predecessor', () => {
     );
   });
 
-  test('stops when it is aborted', async () => {
+  test('stops when the signal aborts', async () => {
     using abandoned = await createAbandonedConnection('x');
     const stop = new AbortController();
     const draining = drainConnections(
@@ -92,7 +92,7 @@ describe('draining the connections of a predecessor', () => {
     await expect(draining).rejects.toThrow('enough');
   });
 
-  test('returns at once if there are none', async () => {
+  test('returns at once without connections', async () => {
     await drainConnections(
       [],
       { clock: createFakeClock(), waitUntilAnswering: () => new Promise(() => undefined) },

@@ -12,9 +12,9 @@ export interface DrainParts {
 const closeTimeoutMs = 10_000;
 
 /**
- * Closes a predecessor's connections and waits until the server has closed them, too: calls that it has not read by then
- * will never run. Otherwise an old call could run after a new one, and remove or overwrite newer data. A server that answers
- * calls but does not close them gets a reset.
+ * Closes a predecessor's connections and waits until the server has closed them, too: calls that it has not read by
+ * then will never run. Otherwise an old call could run after a new one, and remove or overwrite newer data. A server
+ * that answers calls but does not close them gets a reset.
  *
  * Calls that the server has read but not finished may still run. nfs-ganesha and our own server close a connection
  * after its last call. Linux nfsd closes it at once while its threads go on, and a client cannot see when they are

@@ -56,8 +56,8 @@ export interface FileSystemParts {
   /** Sends a notification to the kernel. */
   readonly notify: (bytes: Buffer) => void;
   /**
-   * Like `notify`, from another thread, for notifications that may block until a request is answered. Default: the kernel
-   * is never asked to drop entries.
+   * Like `notify`, from another thread, for notifications that may block until a request is answered. Default: the
+   * kernel is never asked to drop entries.
    */
   readonly notifyFromThread?: (bytes: Buffer) => Promise<unknown>;
   readonly options: FileSystemOptions;

@@ -108,7 +108,8 @@ export function createFiles(parts: FileParts): FileOperations {
         nodes.removeOpen(id, request.place);
         return nodes.get(id)?.opens === 0 ? unlinkOperations.removeAfterLastClose(id, request) : undefined;
       };
-      // Flush data from memory maps, or of a process that did not wait for close: the kernel forgets the file afterwards.
+      // Flush data from memory maps, or of a process that did not wait for close: the kernel forgets the file
+      // afterwards.
       const flushed = writes.flushOnClose(id, fh);
       const removed = flushed === undefined ? finishClose() : flushed.then(finishClose);
       if (removed !== undefined) releases.add(id, removed);

@@ -30,7 +30,7 @@ function createHeldOperations({ softMs }: { readonly softMs?: number } = {}) {
 }
 
 describe("until the predecessor's connections are drained", () => {
-  test('changes wait, in their order', async () => {
+  test('changes wait, then run in their order', async () => {
     const { on, done, request, ready } = createHeldOperations();
     const all = [on.mkdir(1, name, 0o755, request), on.open(2, constants.O_RDWR, request)];
     await new Promise(setImmediate);

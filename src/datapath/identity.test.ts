@@ -58,7 +58,7 @@ describe('the credential of a call', () => {
     expect(sameResultForAll.credential({ ...user, group: 5 }, access.change, ofGroup)).toEqual(credentialFor(7, 8));
   });
 
-  test('is remembered for a limited number of callers', () => {
+  test('is cached for a limited number of callers', () => {
     for (let uid = 1; uid < 5_000; uid++)
       expect(credentialOf({ uid, gid: uid }, access.none)).toEqual(credentialFor(uid, uid));
   });
@@ -281,7 +281,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
       expect(readFileSync(exported.on('file'), 'utf8')).toBe('datamore\n');
     });
 
-    test.skipIf(needs('root'))('the same holds across a killed data path', async () => {
+    test.skipIf(needs('root'))('a successor of a killed data path applies the changed rights, too', async () => {
       await using mounts = await startKeeperMounts();
       chmodSync(mounts.folder, 0o755);
       for (const name of ['file', 'same']) createWithRights(exported.on(name), 'file', { mode: 0o660, becomes: {} });

@@ -102,14 +102,14 @@ describe('locked directories', () => {
   describe('the dentry shrinker', () => {
     const droppedNames: string[] = [];
     const seenNodes = new Map<number, SeenNode>();
-    const losses = new Map<number, 'told' | 'untold'>();
+    const losses = new Map<number, 'reported' | 'unreported'>();
 
     const shrink = (count: number): void =>
       createDentryShrinker({
         nodes: {
           get: (id) => ({ id, generation: 0, handle: Buffer.alloc(0), opens: id === 13 ? 1 : 0 }),
           dataLoss: (id) => (losses.has(id) ? 'ENOSPC' : undefined),
-          isLossReported: (id) => losses.get(id) === 'told',
+          isLossReported: (id) => losses.get(id) === 'reported',
         },
         server: {
           leastRecentlySeen: (most) => [...seenNodes.values()].slice(0, most),
@@ -147,7 +147,7 @@ describe('locked directories', () => {
     });
 
     test('keeps nodes with an unreported data loss', async () => {
-      losses.set(10, 'untold').set(11, 'told');
+      losses.set(10, 'unreported').set(11, 'reported');
       shrink(3);
       await runPendingWork();
       expect(droppedNames).toEqual(['b', 'e', 'f']);

@@ -80,7 +80,7 @@ describe.skipIf(needs('ganesha', 'linux'))('a request that was executed but not 
     expect(readdirSync(exported.folder)).toEqual([]);
   });
 
-  test('does not count an open or a create twice: a removed file goes with its last close', async () => {
+  test('does not count an open or a create twice: the last close deletes a removed file', async () => {
     const startProcess = createSharedJournal();
     const first = startProcess();
     const [createRequest, openRequest] = [first.take(), first.take()];

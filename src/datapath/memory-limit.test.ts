@@ -30,7 +30,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('a data path with little memor
     const pid = active?.pid ?? expect.fail();
     limitMemory(pid, 2 * mebibyte);
     await run('dd', ['if=/dev/urandom', `of=${exported.on('source')}`, 'bs=1M', 'count=32', 'status=none']);
-    // Whatever it is doing at that time.
+    // The kernel kills it at any point of its work.
     await run('cp', [mount.on('source'), mount.on('copy')]);
     await run('cmp', [exported.on('source'), exported.on('copy')]);
     const after = await mounts.ready();

@@ -9,8 +9,8 @@ export interface MountJournal extends Pick<JournaledWrites, 'keep'> {
 }
 
 /**
- * After a mount is gone, its row and the places of its requests belong to other mounts. Work still in flight for it finishes
- * without writing there.
+ * After a mount is gone, its row and the places of its requests belong to other mounts. Work still in flight for it
+ * finishes without writing there.
  */
 export function createMountJournal(
   { requests, growth }: { readonly requests: Requests; readonly growth: StoredGrowth },

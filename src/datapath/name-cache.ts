@@ -19,7 +19,10 @@ export interface CachedName {
 /** Names in directories. A directory's names are cached until another client changes it. */
 export interface NameCache extends Disposable {
   get(directory: number, key: string): CachedName | undefined;
-  /** Read this before a call and pass it with the result. If this client changed the directory meanwhile, `put` ignores it. */
+  /**
+   * Read this before a call and pass it with the result. If this client changed the directory meanwhile, `put` ignores
+   * it.
+   */
   changeCount(directory: number): number;
   put(directory: number, key: string, name: CachedName, changes: number): void;
   /** Records a change made by this client. */

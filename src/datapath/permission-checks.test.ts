@@ -61,7 +61,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'perl'))('a mount whose users a
     scratch[Symbol.dispose]();
   });
 
-  test.each(callers)('%s may do all that this user may', async (_, uid) => {
+  test.each(callers)('%s may do everything that the server user may', async (_, uid) => {
     const script = `cd "$1"; umask 077
       mkdir d; echo 'echo it runs' > d/file; cat d/file; chmod 700 d/file; ./d/file
       test -r d/file; test -w d/file; test -x d/file; echo 'echo more' >> d/file; touch -d 2001-01-01 d/file
@@ -91,7 +91,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'perl'))('a mount whose users a
     'test whether it is writable': ['test -w "$1" || { echo Permission denied >&2; false; }', 0o400],
   } as const;
 
-  describe.each(Object.entries(refusedScripts))('no user may %s if this user may not', (_, [script, mode]) => {
+  describe.each(Object.entries(refusedScripts))('no user may %s if the server user may not', (_, [script, mode]) => {
     test.each(callers)('%s is refused on an own object', async (_caller, uid) => {
       createFile('own', 'data', mode);
       await expect(runAs(uid, script, join(mount.at, 'own'))).rejects.toThrow('Permission denied');

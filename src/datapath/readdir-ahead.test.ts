@@ -60,7 +60,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('names looked up one after the other',
 
   test('are listed ahead: few are requested from the server, and each is correct', async () => {
     using scratch = createScratchFolder();
-    // However slow this machine is.
+    // A long cache time, in case this machine is slow.
     await using mount = await mountWithFiles(scratch.folder, 1500, { cacheMs: 60_000 });
     for (let i = 0; i < 1500; i++) expect(await mount.sizeOf(i)).toBe(i % 1000);
     expect(mount.asked.lookups).toBeLessThan(500);
@@ -68,7 +68,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('names looked up one after the other',
     expect(mount.faults).toEqual([]);
   });
 
-  test('are not listed for a few lookups, and not completely for some', async () => {
+  test('are not listed after 10 lookups, and only in part after 40', async () => {
     using scratch = createScratchFolder();
     await using mount = await mountWithFiles(scratch.folder, 6000);
     for (let i = 0; i < 10; i++) expect(await mount.sizeOf(i * 100)).toBe((i * 100) % 1000);
@@ -95,7 +95,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('names looked up one after the other',
     expect(mount.faults).toEqual([]);
   });
 
-  test('show own creations and removals at once', async () => {
+  test('show creations and removals by this client at once', async () => {
     using scratch = createScratchFolder();
     await using mount = await mountWithFiles(scratch.folder, 600);
     for (let i = 0; i < 600; i++) {

@@ -5,8 +5,8 @@ import type { MountContext } from './mount-context.ts';
 
 /**
  * A process that looks up one name after the other (`stat` of all files, a build, a backup) usually continues. So list
- * part of the directory ahead: one READDIRPLUS returns hundreds of names with attributes for little more than the cost of
- * one LOOKUP.
+ * part of the directory ahead: one READDIRPLUS returns hundreds of names with attributes for little more than the cost
+ * of one LOOKUP.
  */
 export interface ReaddirAhead {
   /** A lookup had to ask the server. */

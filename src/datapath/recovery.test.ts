@@ -60,8 +60,8 @@ describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is kil
   }
 
   /**
-   * Repeats the work while the serving data path is killed, until that happened `killCount` times; then runs it once to its
-   * end.
+   * Repeats the work while the serving data path is killed, until that happened `killCount` times; then runs it once to
+   * its end.
    */
   async function runWithKills(
     client: KeeperClient,
@@ -123,7 +123,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is kil
     await run('umount', [at]);
   });
 
-  test('is served again beside one that cannot be served', async () => {
+  test('is served again, even if another mount cannot be served', async () => {
     using scratch = createScratchFolder();
     await using keepers = createKeeperFixture();
     const { at, client } = await mountExported(scratch, keepers);
@@ -136,7 +136,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is kil
     await run('umount', [at]);
   });
 
-  test('does every change of names exactly once', { timeout: 120_000 }, async () => {
+  test('executes every change of names exactly once', { timeout: 120_000 }, async () => {
     using scratch = createScratchFolder();
     await using keepers = createKeeperFixture();
     const { at, client } = await mountExported(scratch, keepers);

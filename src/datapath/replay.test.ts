@@ -19,7 +19,7 @@ const place = 7;
 describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
   const exported = exportedByGanesha();
 
-  /** What outlives processes, and the processes that use it. */
+  /** The state that outlives processes, and a function that starts a process on it. */
   function createSharedState() {
     const nodes = createMemoryNodes(exported.directory);
     const proofs = createMemoryProofs();
@@ -44,7 +44,7 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
     signal: new AbortController().signal,
   });
 
-  /** The process dies just before it sends such a call. */
+  /** A client whose process dies just before it sends a call of this procedure. */
   const withCallThatDies = (procedure: keyof NfsClient): NfsClient => ({
     ...exported.nfs,
     [procedure]: () => Promise.reject(new RpcError('died', { failure: 'canceled' })),
@@ -71,7 +71,7 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
   };
 
   describe.each(Object.entries(createCases))('%s', (_, { procedure, create: make }) => {
-    test('finds what was already done and reports success', async () => {
+    test('finds the object and reports success if the call was executed', async () => {
       const { process, proofs } = createSharedState();
       const first = await make(process());
       const { ino } = statSync(exported.on('made'), { throwIfNoEntry: false }) ?? { ino: 0 };
@@ -85,7 +85,7 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
       await expect(make(process())).rejects.toThrow('EEXIST');
     });
 
-    test('does what was not done', async () => {
+    test('executes the call if it was not executed', async () => {
       const { process } = createSharedState();
       await expect(make(process(withCallThatDies(procedure)))).rejects.toThrow('EINTR');
       expect(readdirSync(exported.folder)).toEqual([]);
@@ -101,7 +101,7 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
     });
   });
 
-  /** Like a server that ignores given times for new files. */
+  /** A server that ignores the times that a client sets for new files. */
   const withoutTimes = (): NfsClient => ({
     ...exported.nfs,
     create: (directory, file, how, options) => {
@@ -150,7 +150,7 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
   });
 
   describe('on a server that keeps only modification times', () => {
-    /** Like go-nfs. */
+    /** A server like go-nfs, which ignores the atime. */
     const withoutAtime = (): NfsClient => ({
       ...exported.nfs,
       create: (directory, file, how, options) =>
@@ -206,7 +206,7 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
     }
 
     test.each(Object.entries(createCases).filter(([kind]) => kind !== 'symlink'))(
-      '%s finds its object all the same',
+      '%s still finds its object',
       async (_, { create: make }) => {
         const { process } = createSharedState();
         await make(process());
@@ -253,7 +253,7 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
   describe.each(Object.entries(removeCases))('%s', (kind, { put, procedure }) => {
     const remove = (on: Operations) => on[kind as 'unlink' | 'rmdir'](root, name('gone'), request());
 
-    test('succeeds if it was done, even if another client has recreated the name', async () => {
+    test('succeeds if the call was executed, even if another client has recreated the name', async () => {
       put(exported.on('gone'));
       const { process, proofs } = createSharedState();
       await remove(process());
@@ -267,7 +267,7 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
       await expect(remove(process())).rejects.toThrow('ENOENT');
     });
 
-    test('does what was not done', async () => {
+    test('executes the call if it was not executed', async () => {
       put(exported.on('gone'));
       const { process } = createSharedState();
       await expect(remove(process(withCallThatDies(procedure)))).rejects.toThrow('EINTR');
@@ -284,12 +284,12 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
     }
     const unlink = (on: Operations) => on.unlink(root, name('file'), request());
 
-    test.each(['was done', 'was not done'])('completes after the silly rename %s', async (what) => {
+    test.each(['was executed', 'was not executed'])('completes after the silly rename %s', async (what) => {
       writeFileSync(exported.on('file'), 'x');
       const { process, nodes } = createSharedState();
       const node = await openFile(process());
-      const first = unlink(process(what === 'was done' ? exported.nfs : withCallThatDies('rename')));
-      if (what === 'was done') await first;
+      const first = unlink(process(what === 'was executed' ? exported.nfs : withCallThatDies('rename')));
+      if (what === 'was executed') await first;
       else await expect(first).rejects.toThrow('EINTR');
       await unlink(process());
       const [hidden] = readdirSync(exported.folder);
@@ -317,7 +317,7 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
     const rename = (on: Operations) =>
       on.rename({ parent: root, name: name('from') }, { parent: root, name: name('to') }, 0, request());
 
-    test('succeeds if it was done, even if the old name means another object now', async () => {
+    test('succeeds if the call was executed, even if the old name now refers to another object', async () => {
       writeFileSync(exported.on('from'), 'moved');
       writeFileSync(exported.on('to'), 'replaced');
       const { process, proofs } = createSharedState();
@@ -333,7 +333,7 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
       expect(readFileSync(exported.on('to'), 'utf8')).toBe('another');
     });
 
-    test('does what was not done', async () => {
+    test('executes the call if it was not executed', async () => {
       writeFileSync(exported.on('from'), 'moved');
       const { process } = createSharedState();
       await expect(rename(process(withCallThatDies('rename')))).rejects.toThrow('EINTR');
@@ -422,7 +422,7 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
     }
     const lookup = async (on: Operations): Promise<number> => (await on.lookup(root, name('file'), request(1))).node;
 
-    test('succeeds if it was done', async () => {
+    test('succeeds if the call was executed', async () => {
       writeFileSync(exported.on('file'), 'x');
       const { process, proofs } = createSharedState();
       const node = await lookup(process());
@@ -432,7 +432,7 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
       await expect(link(process(), node)).rejects.toThrow('EEXIST');
     });
 
-    test('does what was not done, unless another client took the name', async () => {
+    test('executes a call that was not executed, unless another client has taken the name', async () => {
       writeFileSync(exported.on('file'), 'x');
       const { process, proofs } = createSharedState();
       const node = await lookup(process());

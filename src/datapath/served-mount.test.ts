@@ -35,9 +35,9 @@ const program = join(import.meta.dirname, '../testing/crashing-mount-child.ts');
 
 interface StartedServer {
   readonly child: ChildProcess;
-  /** By the predecessor. */
+  /** Number of requests that the predecessor did not finish. */
   readonly unfinishedCount: number;
-  /** It has read a request or has exited. */
+  /** Resolves when the process has read a request or has exited. */
   readonly busy: Promise<unknown>;
 }
 
@@ -87,7 +87,7 @@ const putTestRequest = (
   return length;
 };
 
-/** No callbacks expected. */
+/** Options for a mount that expects no callbacks. */
 const defaultCallbacks = {
   initOptions: defaultWishes,
   onAnsweredWrite: () => expect.fail(),
@@ -163,7 +163,7 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
     expect(ages.size).toBe(0);
   });
 
-  test('are started later if data paths may have died over them, unless they were interrupted', async () => {
+  test('are started later if data paths may have died because of them, unless they were interrupted', async () => {
     const clock = createFakeClock();
     let startedCount = 0;
     const statfs = (): Promise<never> => {
@@ -298,7 +298,7 @@ describe.skipIf(needs('fuse'))('a mount whose server is silent', () => {
     return { requests, paused, served, asked: lookedUpNames, thaw: serverAnswers.resolve, ask: startStat };
   }
 
-  test('can be stopped when everything is answered, whatever happened before', async () => {
+  test('can be stopped when everything is answered', async () => {
     const { served, asked, thaw, ask } = await mountSilentServer();
     const statExit = once(ask('x'), 'exit');
     await expect.poll(() => asked).toEqual(['x']);
@@ -313,7 +313,7 @@ describe.skipIf(needs('fuse'))('a mount whose server is silent', () => {
     expect(await statExit).toEqual([1, null]);
   });
 
-  test('sees that a process is killed even when all its lines are in use', async () => {
+  test('notices that a process is killed even if all lines of the mount are in use', async () => {
     const { requests, paused, asked, ask } = await mountSilentServer();
     const other = requests.arm(0) ?? expect.fail();
     for (let i = 1; i < lineCount / 2; i++)
@@ -331,7 +331,7 @@ describe.skipIf(needs('fuse'))('a mount whose server is silent', () => {
 });
 
 test.skipIf(needs('linux'))(
-  'the maximum number of mounts can be read from, whatever each of them waits for',
+  'the maximum number of mounts can be read from while each waits for a long request',
   async () => {
     using resources = new DisposableStack();
     const journal = createJournal();
@@ -424,7 +424,7 @@ test.skipIf(needs('linux'))(
 );
 
 describe.skipIf(needs('fuse', 'fio'))('a mount whose data path is killed again and again', () => {
-  test('gives up a request over which ten data paths have died, and continues', { timeout: 60_000 }, async () => {
+  test('gives up a request during which ten data paths have died, and continues', { timeout: 60_000 }, async () => {
     using scratch = createScratchFolder();
     const at = join(scratch.folder, 'mnt');
     const { start, close } = await createRestartableMount(at);

@@ -13,7 +13,10 @@ import { isUnchanged } from './wcc-chain.ts';
 
 /** Recovers from stale handles and outdated rights after a failed call. */
 export interface ServerRecovery {
-  /** Retries the call once if the failure was a stale handle or outdated rights, and these are now known. Else throws `cause`. */
+  /**
+   * Retries the call once if the failure was a stale handle or outdated rights, and these are now known. Else throws
+   * `cause`.
+   */
   retry<R>(request: Request, ids: readonly number[], needs: number, cause: unknown, call: () => Promise<R>): Promise<R>;
   /** Gets the attributes from the server. */
   readAttributes(request: Request, id: number): Promise<Attributes>;
@@ -60,8 +63,8 @@ export function createServerRecovery(
   }
 
   /**
-   * The server rejects a call that the kernel permitted, perhaps by outdated rights. Makes the kernel read the rights and
-   * decide again. True: the kernel's rights were unknown after a crash; from now on, assume those found.
+   * The server rejects a call that the kernel permitted, perhaps by outdated rights. Makes the kernel read the rights
+   * and decide again. True: the kernel's rights were unknown after a crash; from now on, assume those found.
    */
   async function refreshRights(
     request: Request,

@@ -62,7 +62,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open or being opened'
       signal,
     });
 
-    /** Like a real client: it gives a call up on abort or timeout. The server may still execute it. */
+    /** Like a real client, stops waiting on abort or timeout. The server may still execute the call. */
     function cancellable<R>(
       answer: Promise<R>,
       { signal, deadlineMs = Number.POSITIVE_INFINITY }: CallOptions,
@@ -468,7 +468,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open or being opened'
     expect(list()).toEqual(['other']);
   });
 
-  test('a file whose hidden name was removed by another client loses a link elsewhere without a trace', async () => {
+  test('a file whose hidden name another client removed can lose another link, and leaves no hidden name', async () => {
     for (const text of ['one', 'two']) mkdirSync(exported.on(text));
     writeFileSync(exported.on('one/file'), 'x');
     linkSync(exported.on('one/file'), exported.on('two/other'));

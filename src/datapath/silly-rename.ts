@@ -30,8 +30,8 @@ export interface SillyRename {
 
 export interface NameRemoval {
   /**
-   * Must not lie in the request's memory, nor anything that `perform` uses (see `copyEntryName`): the request may be answered
-   * before this ends.
+   * Must not lie in the request's memory, nor anything that `perform` uses (see `copyEntryName`): the request may be
+   * answered before this ends.
    */
   readonly entryName: EntryName;
   readonly resolved: ResolvedName;

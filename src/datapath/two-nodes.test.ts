@@ -30,7 +30,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
   const b = (name: string): string => mounts[1].on(name);
 
   let kills = 0;
-  /** Alternately; one node's data path is killed meanwhile. */
+  /** Runs `work` on both nodes alternately, and kills the data path of one of them once. */
   async function alternate(rounds: number, work: (i: number, here: KeeperMount, there: KeeperMount) => Promise<void>) {
     for (let i = 0; i < rounds; i++) {
       const [here, there] = i % 2 === 0 ? mounts : ([mounts[1], mounts[0]] as const);
@@ -49,7 +49,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
     });
   });
 
-  test('a change in place is visible and changes nothing beside it', async () => {
+  test('a change in place is visible on the other node, and the rest of the file is unchanged', async () => {
     const data = Buffer.alloc(1_000_000, '.');
     await fs.writeFile(a('file'), data);
     await alternate(16, async (i, here, there) => {
@@ -68,7 +68,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
     for (const path of [a('log'), b('log')]) expect((await fs.readFile(path, 'utf8')) === lines.join('')).toBe(true);
   });
 
-  test('a file truncated and extended on one node is so on the other', async () => {
+  test('a file truncated and extended on one node has the same content on the other', async () => {
     let data = Buffer.from('x'.repeat(300_000));
     await fs.writeFile(a('file'), data);
     await alternate(16, async (i, here, there) => {
@@ -127,7 +127,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
       await expect.poll(() => fs.readFile(path, 'utf8'), pollOptions).toBe('the new one');
   });
 
-  test('the reader of a file replaced by its writer continues until that closes it', async () => {
+  test('the reader of a file replaced by its writer continues until the writer closes the file', async () => {
     await fs.writeFile(a('file'), 'old');
     const writer = await fs.open(a('file'), 'r+');
     await using reader = await fs.open(b('file'));
@@ -138,7 +138,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
     expect(await readAll(reader, 100)).toBe('OLD');
     await expect.poll(() => fs.readFile(b('file'), 'utf8'), pollOptions).toBe('the new one');
     await writer.close();
-    // Its temporary hidden name is removed.
+    // The hidden name of the replaced file is removed.
     await expect.poll(() => fs.readdir(exported.folder), pollOptions).toEqual(['file']);
   });
 });

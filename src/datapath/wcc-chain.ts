@@ -21,10 +21,10 @@ export const isNewer = (a: WccAttr, b: WccAttr): boolean =>
   a.ctime > b.ctime || (a.ctime === b.ctime && (a.ctimeNs > b.ctimeNs || (a.ctimeNs === b.ctimeNs && a.size > b.size)));
 
 /**
- * Chains this client's overlapping changes by their before and after attributes. If each one connects to the previous one, no
- * other client changed anything in between. A server that sends no before attributes is believed; but its replies may
- * have overtaken each other (nfs-ganesha sends none for WRITE), so a result older than the end of the chain is ignored.
- * Removes chained changes from `unchained`.
+ * Chains this client's overlapping changes by their before and after attributes. If each one connects to the previous
+ * one, no other client changed anything in between. A server that sends no before attributes is believed; but its
+ * replies may have overtaken each other (nfs-ganesha sends none for WRITE), so a result older than the end of the chain
+ * is ignored. Removes chained changes from `unchained`.
  */
 export function followChain(chain: WccChain): void {
   const { unchained } = chain;

@@ -300,7 +300,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and
   test('is asked to commit when memory is short', async () => {
     await using on = await mounted();
     const file = await on.user.open(on.path('file'));
-    // Each holds memory for one request, and the mount has fewer.
+    // Each write holds the memory of one request, and the mount has memory for fewer requests.
     for (let i = 0; i < 200; i++) expect(await on.user.write(file, i * 4096, 10, 'x')).toBe('ok');
     expect(on.said).toContain('commit');
     expect(await on.user.close(file)).toBe('ok');
@@ -337,7 +337,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('the calls to the server fo
     ['O_DSYNC', ['O_DSYNC'], [100], ['write 0+100 stable']],
     ['O_DIRECT', ['O_DIRECT'], [4096, 4096], ['write 0+4096 stable', 'write 4096+4096 stable']],
     ['a store with sync', 'sync', [100, 100], ['write 0+100 stable', 'write 100+100 stable']],
-  ])('%s', async (_, how, sizes, expected) => {
+  ])('match the expected sequence for %s', async (_, how, sizes, expected) => {
     const flags = how === 'sync' ? [] : how;
     using scratch = createScratchFolder();
     const said: string[] = [];
@@ -358,7 +358,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('the calls to the server fo
   });
 });
 
-/** A small write is delayed for 30 ms so that a close can come first: do not count on it here. */
+/** Lengthens the delay of small writes (30 ms), so that the close always comes first. */
 function clockWithoutSendDelay(): Clock {
   const real = systemClock();
   return { ...real, after: (ms, then) => real.after(ms === 30 ? 60_000 : ms, then) };

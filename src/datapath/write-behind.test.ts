@@ -35,7 +35,7 @@ function createServer() {
       queue(`write ${piece.offset}+${piece.data.length}${stable ? ' stable' : ''}`, () => {
         const isStable = stable || fixture.answersStable;
         if (isStable) put(disk, piece);
-        // Even then: it overwrites data that are already in memory.
+        // Stable data, too: they overwrite data that are already in memory.
         memory.push({ offset: piece.offset, data: Buffer.from(piece.data) });
         return { isStable, verifier };
       }),
@@ -100,15 +100,15 @@ const step = fc.oneof(
   { weight: 3, arbitrary: fc.record({ do: fc.constant('answer' as const), which: fc.nat(7) }) },
   { weight: 1, arbitrary: fc.record({ do: fc.constant('restart' as const) }) },
   { weight: 1, arbitrary: fc.record({ do: fc.constant('flush' as const) }) },
-  { weight: 1, arbitrary: fc.record({ do: fc.constantFrom('wait', 'hurry', 'doubt', 'stable') }) },
+  { weight: 1, arbitrary: fc.record({ do: fc.constantFrom('wait', 'commitSoon', 'revalidate', 'stable') }) },
 );
 type CountStep = typeof step extends fc.Arbitrary<infer One> ? One : never;
 
 function disturb(one: CountStep, { server, behind, clock }: ReturnType<typeof createTestWriteBehind>): void {
   if (one.do === 'answer') server.calls.splice(one.which % Math.max(1, server.calls.length), 1)[0]?.answer();
   else if (one.do === 'restart') server.restart();
-  else if (one.do === 'hurry') behind.commitSoon();
-  else if (one.do === 'doubt') behind.revalidate();
+  else if (one.do === 'commitSoon') behind.commitSoon();
+  else if (one.do === 'revalidate') behind.revalidate();
   else if (one.do === 'stable') server.answersStable = !server.answersStable;
   else clock.advance(30);
 }
@@ -139,7 +139,7 @@ describe('write-behind', () => {
       return made;
     }
 
-    test('the next file is sent while its writer comes to close it', async () => {
+    test('the next file is sent before its writer closes it', async () => {
       const { server, behind, piece, kept } = await afterOne();
       for (const file of ['b', 'c']) {
         void behind.write(file, piece(0, 'small'), neverAborts);
@@ -335,7 +335,7 @@ describe('write-behind', () => {
     expect(kept.size).toBe(0);
   });
 
-  test("a mount's first write is accepted whatever the servers of other mounts delay", async () => {
+  test("a mount's first write is accepted, even if the servers of other mounts are slow", async () => {
     const server = createServer();
     const writeBehindWith = (budget: Budget) =>
       createWriteBehind<string, string>({
@@ -416,7 +416,7 @@ describe('write-behind', () => {
       await new Promise(setImmediate);
     }
 
-    test('although it had lost everything before the COMMIT', async () => {
+    test('even if the server lost everything before the COMMIT', async () => {
       const isTaken = await isTakenAfter(2, async ({ server }) => {
         await answer(server, 'write 0+8');
         await answer(server, 'write 8+8');
@@ -426,7 +426,7 @@ describe('write-behind', () => {
       expect(isTaken).toBe(true);
     });
 
-    test('although it took another write before it lost everything', async () => {
+    test('even if the server accepted another write before it lost everything', async () => {
       const isTaken = await isTakenAfter(2, async ({ server, behind }) => {
         await answer(server, 'write 0+8');
         expect(server.calls.map(({ what }) => what)).toEqual(['write 8+8', 'commit']);

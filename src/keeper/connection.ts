@@ -10,8 +10,9 @@ export interface Handlers<K extends Kind> {
   /** Any other kind closes the connection. `failed` is always accepted and reported through `closed`. */
   readonly accepts: readonly K[];
   /**
-   * Handlers take descriptors by removing them from the list, in order. The connection closes those that are left when this returns or
-   * throws: a forgotten copy of /dev/fuse in a keeper would stop the kernel from ending a mount that no process serves.
+   * Handlers take descriptors by removing them from the list, in order. The connection closes those that are left when
+   * this returns or throws: a forgotten copy of /dev/fuse in a keeper would stop the kernel from ending a mount that no
+   * process serves.
    */
   message(message: MessageOf<K>, descriptors: number[]): void;
   /** Called last, after all messages that the peer sent before it ended. */

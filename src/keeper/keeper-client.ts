@@ -17,8 +17,8 @@ export interface KeeperClient extends Disposable {
   drop(mount: string, signal: AbortSignal): Promise<void>;
   /**
    * Commits written data on the server within the time, as far as possible. Returns the number of files that are still
-   * incomplete there: unmounting now would lose their last writes. Returns 1 if no data path answers, because there may be
-   * some, and 0 for a mount that does not exist.
+   * incomplete there: unmounting now would lose their last writes. Returns 1 if no data path answers, because there may
+   * be some, and 0 for a mount that does not exist.
    */
   flush(mount: string, ms: number, signal: AbortSignal): Promise<number>;
   list(signal: AbortSignal): Promise<readonly string[]>;

@@ -49,7 +49,7 @@ test('a data path without mounts exits a minute after its keeper is gone', async
   expect(fixture.abandoned()).toBe(1);
 });
 
-test('a data path with mounts keeps looking for a keeper, and a minute longer', async () => {
+test('a data path with mounts keeps looking for a keeper, until a minute after its last mount is gone', async () => {
   const mounts = new Map([['sv1-a', mount]]);
   const fixture = createDisconnected(mounts);
   await fixture.pass(120_000);

@@ -31,7 +31,7 @@ test.skipIf(needs('linux'))('a keeper stops accepting connections before it repo
   agent.says({ kind: 'hello', role: 'agent', pid: 1, version: 'test' });
   agent.says({ kind: 'end', ask: 1 });
   await settled();
-  // Not before everything it has is gone.
+  // The keeper waits for the end of its data path first.
   expect([dataPath().isEnding, isEndAcknowledged(), closed]).toEqual([true, false, []]);
   await dataPath().dies();
   expect(await keeper.outcome).toBe('ended');

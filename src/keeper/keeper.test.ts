@@ -121,7 +121,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
     });
 
     test('repeatedly is reported to the agent and restarted until it works', async () => {
-      // First, because the keeper starts a data path at once.
+      // Set before the start, because the keeper starts a data path at once.
       scratch.behave({ dies: 'serving' });
       await scratch.startKeeper();
       const reportedStates: string[] = [];
@@ -412,7 +412,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
       const before = await waitForStandby(client);
       process.kill(first.pid, 'SIGKILL');
       await first.ended;
-      // The standby has no reason to wait.
+      // The standby exits, since it serves nothing.
       await eventually(
         () => isAlive(before.standby?.pid ?? 0),
         (alive) => !alive,

@@ -147,14 +147,14 @@ describe('requests in the journal', () => {
       const expected: ExpectedRequests = { required: new Map(), allowed: new Set() };
       const killedProcess = createRequests(journal.open());
       const isOver = !runUntilStore(after, () => runRequests(killedProcess, expected));
-      // All of them would take too long.
+      // Not at each store of the successor: that would take too long.
       const killedSuccessor = createRequests(journal.open());
       runUntilStore(after % 8, () => void killedSuccessor.restoreUnfinished());
       const requests = createRequests(journal.open());
       const unfinished = requests.restoreUnfinished();
       checkFound(unfinished, expected);
       fill(requests);
-      // No one was given memory that holds one of them.
+      // No other request got memory that holds one of these.
       checkFound(unfinished, expected);
       const last = createRequests(journal.open());
       const found = last.restoreUnfinished().filter(({ mount }) => mount !== fillerMount);
@@ -220,7 +220,7 @@ describe('nodes in the journal', () => {
       expect(next.unfinished.length).toBeLessThan(2);
       const isHidden = next.nodes.hiddenName(next.nodes.find(handle('a'))?.id ?? 0) !== undefined;
       expect(isHidden || progress.step < 6).toBe(true);
-      // Read and absent means that it was answered.
+      // A request that was read and is absent was answered.
       if (!isOver && next.unfinished.length === 0 && progress.read === progress.step) progress.step++;
       runSteps(next, next.unfinished[0]);
 

@@ -97,8 +97,8 @@ export const cellCount = cells[0].count + cells[1].count;
 export const slotInUse = 0x4000_0000;
 
 /**
- * Two slots per mount, however many other mounts hold: one for a long request, one for a request without a line. A mount
- * that takes more slots must leave these free.
+ * Two slots per mount, however many other mounts hold: one for a long request, one for a request without a line. A
+ * mount that takes more slots must leave these free.
  */
 export const reservedSlots = 2 * maxMounts;
 
@@ -120,7 +120,9 @@ export const record = {
   hashed: 92,
   /** For a hidden name. */
   name: 88,
-  /** For a node: the error that lost acknowledged data, until every open file has reported it. Lies behind all names. */
+  /**
+   * For a node: the error that lost acknowledged data, until every open file has reported it. Lies behind all names.
+   */
   lost: 124,
   size: 128,
 } as const;

@@ -27,7 +27,7 @@ test('a successor reads what a killed process wrote', async () => {
   expect(table.openMount(0, root).find(handle('file 20000'))?.handle).toEqual(handle('file 20000'));
 });
 
-test('opening something that is not a journal, or another version, is refused', () => {
+test('openJournal refuses a file that is not a journal and a journal of another version', () => {
   using kept = keepJournal();
   const memory = kept.open();
   memory.view.setUint32(head.version, 99, true);

@@ -38,7 +38,7 @@ test('the number of mounts and the length of their ids are limited', () => {
   expect(() => rows.getOrCreate('one more')).toThrow('at most 1024 mounts');
 });
 
-test("a successor knows a mount's growth of its volume; the next mount in the row starts with none", () => {
+test("a successor reads a mount's growth of its volume; the next mount in the row starts without growth", () => {
   using kept = keepJournal();
   const rows = createMountRows(kept.open());
   const [one, other] = [rows.getOrCreate('one'), rows.getOrCreate('other')];

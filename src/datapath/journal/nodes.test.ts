@@ -40,7 +40,7 @@ describe('the node table', () => {
     expect(reused?.generation).toBe(one.generation + 1);
   });
 
-  test('tells a successor about lost data of a file, but not after the id is reused', () => {
+  test('reports lost data of a file to a successor, but not after the id is reused', () => {
     using kept = keepJournal();
     const nodes = createNodeTable(kept.open()).openMount(0, root);
     const [{ id }, other] = [nodes.addLookup(handle('a')), nodes.addLookup(handle('b'))];
@@ -135,7 +135,7 @@ describe('the node table', () => {
     nodesOfGoneMount.setDataLoss(id, 'EIO');
     expect(nodesOfGoneMount.get(id)).toBeUndefined();
     expect([next.hiddenName(id), next.dataLoss(id), table.size]).toEqual([undefined, undefined, 1]);
-    // However often the request is resent.
+    // A resent request does not count again.
     next.addLookup(handle('b'), place);
     next.forget(id, 1);
     expect(next.get(id)).toBeUndefined();
@@ -200,7 +200,7 @@ describe('the node table', () => {
 
   test('behaves like a model under random operations and restarts', () => {
     const step = fc.oneof(
-      fc.record({ do: fc.constant('look' as const), key: fc.nat(20) }),
+      fc.record({ do: fc.constant('lookup' as const), key: fc.nat(20) }),
       fc.record({ do: fc.constant('forget' as const), key: fc.nat(20), count: fc.integer({ min: 1, max: 3 }) }),
       fc.record({ do: fc.constant('restart' as const) }),
     );
@@ -211,7 +211,7 @@ describe('the node table', () => {
         const model = new Map<number, { id: number; lookups: number }>();
         for (const one of steps) {
           if (one.do === 'restart') nodes = createNodeTable(kept.open()).openMount(0, root);
-          else if (one.do === 'look') {
+          else if (one.do === 'lookup') {
             const { id } = nodes.addLookup(handle(`h${one.key}`));
             const known = model.get(one.key);
             if (known !== undefined) expect(id).toBe(known.id);

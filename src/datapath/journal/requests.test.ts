@@ -186,7 +186,7 @@ describe('requests in the journal', () => {
     expect(createRequests(kept.open()).restoreUnfinished()).toMatchObject([{ phase: 'taken' }]);
   });
 
-  test('everything of a removed mount is freed', () => {
+  test('all lines and slots of a removed mount are freed', () => {
     using kept = keepJournal();
     const requests = createRequests(kept.open());
     for (const mount of [1, 2, 1]) {
@@ -210,7 +210,7 @@ describe('requests in the journal', () => {
     expect(requests.take(0, armed, 60)).toMatchObject({ place: 5 });
   });
 
-  test('a mount always gets one more request, whatever others want, also from a successor', () => {
+  test('a mount can always take another request, however many other mounts have taken, also in a successor', () => {
     using kept = keepJournal(16);
     let requests = createRequests(kept.open());
     for (let mount = 0; mount < 5; mount++) {
@@ -220,7 +220,7 @@ describe('requests in the journal', () => {
       let [taken, unique] = [0, 0];
       while (requests.take(mount, armed, putRequest(armed, ++unique, 60)) !== undefined) taken++;
       expect(taken).toBeGreaterThan(lineCount / 100);
-      // Requests read only to continue reading.
+      // With a larger share, the mount can take one more request.
       expect(requests.take(mount, armed, 60, 3)).toBeDefined();
     }
   });
@@ -241,7 +241,7 @@ describe('requests in the journal', () => {
   });
 
   describe('data paths that died during requests', () => {
-    /** Each process died; returns how often each request was blamed. */
+    /** Runs `action` in a process that then dies. Returns how often each request was blamed before. */
     function crashCountsAfter(
       kept: ReturnType<typeof keepJournal>,
       action: (requests: Requests) => void,
@@ -265,7 +265,7 @@ describe('requests in the journal', () => {
       expect(crashCountsAfter(kept, doNothing)).toEqual([2, 2]);
     });
 
-    test('are counted for all requests three times, then only for the one being tried', () => {
+    test('are counted for all requests three times, then only for the suspect', () => {
       using kept = keepJournal();
       crashCountsAfter(kept, readTwoRequests);
       for (let i = 1; i <= 3; i++) expect(crashCountsAfter(kept, doNothing)).toEqual([i, i]);
@@ -328,7 +328,7 @@ describe('requests in the journal', () => {
       for (const place of places) requests.free(place);
     }
 
-    test('is returned after some time without use, except for a little', () => {
+    test('is returned after some seconds without use, except for a few slots', () => {
       using kept = keepJournal(64);
       const clock = createFakeClock();
       const requests = createRequests(kept.open(), clock);

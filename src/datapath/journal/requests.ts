@@ -76,7 +76,9 @@ export interface Requests extends Proofs, CrashSuspects {
    * Returns the predecessor's unfinished requests; none in a new journal. Call once. Frees slots that were only armed.
    */
   restoreUnfinished(): readonly UnfinishedRequest[];
-  /** Call after `restoreUnfinished`. Returns a request in the mount's slot that found no room and must still be taken. */
+  /**
+   * Call after `restoreUnfinished`. Returns a request in the mount's slot that found no room and must still be taken.
+   */
   findUnplaced(mount: number): UnplacedRequest | undefined;
   /** Lines and slots in use. */
   readonly held: { readonly lines: number; readonly slots: number };

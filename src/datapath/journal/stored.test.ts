@@ -8,8 +8,8 @@ import { createNodeTable } from './nodes.ts';
 import { createRequests } from './requests.ts';
 
 /**
- * A journal that 0.1 wrote: the offset and the bytes of each row that is not zero. The successor in an upgrade reads it while volumes are
- * mounted, so the file never changes. A new layout needs a new version, and must read this one, too.
+ * A journal that 0.1 wrote: the offset and the bytes of each row that is not zero. The successor in an upgrade reads it
+ * while volumes are mounted, so the file never changes. A new layout needs a new version, and must read this one, too.
  */
 const storedRows = readFileSync(new URL('fixtures/version-1.txt', import.meta.url), 'utf8')
   .split('\n')

@@ -18,7 +18,7 @@ let admitted: number[];
 let balance: number;
 let unsettled: number;
 let isFull: boolean;
-/** Before the admission is reported. */
+/** quota.admit() waits for this promise. */
 let admission: Promise<void> | undefined;
 let isCounting: boolean;
 let charges: Charges;
@@ -163,14 +163,14 @@ describe('a write', () => {
     expect([balance, unsettled]).toEqual([3 * block, 0]);
   });
 
-  test('that a predecessor charged is unsettled and counts no more than before', () => {
+  test('that a predecessor charged is unsettled and is not charged again', () => {
     charges.restore(7, block);
     expect([balance, unsettled]).toEqual([0, block]);
     charges.settle(7);
     expect([balance, unsettled]).toEqual([0, 0]);
   });
 
-  test('costs more where the server uses more, which is freed with the rest', async () => {
+  test('is charged what the server uses if that is more, and removal frees all of it', async () => {
     files.set(1, file(0));
     await write(1, 0, 10);
     settleAll(1, file(10, 32 * block));
@@ -216,20 +216,23 @@ describe('freeing space', () => {
     expect(balance).toBe(-block);
   });
 
-  test('what was not charged frees nothing', () => {
+  test('removing a symbolic link frees nothing, since links are not charged', () => {
     charges.recordRemoval(1, spaceToFree({ ...file(100, block), type: fileType.link }));
     expect(balance).toBe(0);
   });
 
-  test.each(['removed', 'cut'])('a file with a large hole that is %s frees what was written', async (operation) => {
-    files.set(1, file(0));
-    await write(1, tebi, block);
-    const now = file(tebi + block, block);
-    settleAll(1, now);
-    if (operation === 'cut') charges.recordResize(1, spaceToFree(now), file(0));
-    else await remove(1);
-    expect(balance).toBe(0);
-  });
+  test.each(['removed', 'truncated'])(
+    'a file with a large hole that is %s frees what was written',
+    async (operation) => {
+      files.set(1, file(0));
+      await write(1, tebi, block);
+      const now = file(tebi + block, block);
+      settleAll(1, now);
+      if (operation === 'truncated') charges.recordResize(1, spaceToFree(now), file(0));
+      else await remove(1);
+      expect(balance).toBe(0);
+    },
+  );
 
   test('a file changed by another client frees its current usage', async () => {
     files.set(1, file(0));
@@ -241,7 +244,7 @@ describe('freeing space', () => {
     expect(balance).toBe(7 * block);
   });
 
-  test('space counted since frees its usage, not its earlier charge', async () => {
+  test('removing a file that a count has seen frees its usage, not its earlier charge', async () => {
     files.set(1, file(100 * block, block));
     for (let i = 0; i < 10; i++) await write(1, 0, block);
     settleAll(1, file(100 * block, block));
@@ -250,7 +253,7 @@ describe('freeing space', () => {
     expect(balance).toBe(-block);
   });
 
-  test('what a count may already have seen frees nothing', async () => {
+  test('removing a file during a count frees nothing', async () => {
     files.set(1, file(block));
     const before = await charges.spaceToFree(1, request());
     epoch = 2;
@@ -260,15 +263,15 @@ describe('freeing space', () => {
     expect(balance).toBe(0);
   });
 
-  test.each(['cut', 'removed'])(
-    'what is %s during a count costs as much as before when written again',
+  test.each(['truncated', 'removed'])(
+    'a file %s during a count is charged again when it is rewritten',
     async (operation) => {
       isCounting = true;
       files.set(1, file(0));
       await write(1, 0, 8 * block);
       settleAll(1, file(8 * block));
       const before = await charges.spaceToFree(1, request());
-      if (operation === 'cut') charges.recordResize(1, before, file(0));
+      if (operation === 'truncated') charges.recordResize(1, before, file(0));
       else charges.recordRemoval(1, before);
       files.set(1, file(0));
       await write(1, 0, 8 * block);

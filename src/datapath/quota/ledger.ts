@@ -3,21 +3,21 @@ import { eachBounded } from '#base/each-bounded.ts';
 import type { LedgerFiles } from './ledger-files.ts';
 
 /**
- * How the nodes of a volume agree on how much each may write. `base` records the usage at the last count; every member (a
- * mount) has a file with its grant beyond that. Invariant: used + all grants <= limit.
+ * How the nodes of a volume agree on how much each may write. `base` records the usage at the last count; every member
+ * (a mount) has a file with its grant beyond that. Invariant: used + all grants <= limit.
  *
  * To get more, a member first writes the higher grant, then reads all grants, and reverts if the sum is too high. Of
  * two concurrent members, at least the one that wrote last sees the other, so they never both succeed wrongly. A grant
- * counts until its epoch ends, even if its member is gone; a new count starts a new epoch without grants. Grants can
- * be negative: deleted space becomes available to others.
+ * counts until its epoch ends, even if its member is gone; a new count starts a new epoch without grants. Grants can be
+ * negative: deleted space becomes available to others.
  */
 export interface Ledger {
   /** The ledger at this member's last refresh. Undefined: not read yet, or nothing was counted yet. */
   readonly view: LedgerView | undefined;
   refresh(): Promise<LedgerView | undefined>;
   /**
-   * Raises this member's grant to at least `minGrant`, plus a chunk beyond `currentGrant` if there is room. Returns the new
-   * grant; `full`: no room; `over`: another epoch has started.
+   * Raises this member's grant to at least `minGrant`, plus a chunk beyond `currentGrant` if there is room. Returns the
+   * new grant; `full`: no room; `over`: another epoch has started.
    */
   raiseGrant(epoch: number, minGrant: number, currentGrant: number): Promise<number | 'full' | 'over'>;
   /** Sets the grant without checking: a lower one, or what is already used. */

@@ -129,7 +129,7 @@ describe('a single node', () => {
     const successor = node(folder, tree, 'a', storedGrowth({ ...one.kept.value }));
     expect(await put('more', limit / 2 + 1, successor)).toBe(false);
     expect(await put('more', limit / 2, successor)).toBe(true);
-    // Otherwise a new count found it.
+    // The same epoch: no new count was needed.
     expect(successor.kept.value).toEqual({ epoch, growth: limit });
   });
 
@@ -176,7 +176,7 @@ describe('a single node', () => {
     });
   });
 
-  test('an old view of the ledger is not used, however much is left', async () => {
+  test('does not use an old view of the ledger, even if its grant has room', async () => {
     const { folder, tree, one, run, put } = setUp();
     await put('new', 1);
     tree.set('foreign', limit - 1);
@@ -185,7 +185,7 @@ describe('a single node', () => {
     expect(one.kept.value).toEqual({ epoch: 2, growth: 0 });
   });
 
-  test('a node that is gone counts until the next count finds the real usage', async () => {
+  test('counts the grant of a dead node until the next count finds the real usage', async () => {
     const { folder, tree, one, run, put } = setUp();
     await run(one.quota.admit(limit));
     one.die();
@@ -199,7 +199,7 @@ describe('a single node', () => {
     expect([...folder.texts.keys()].filter((name) => name.startsWith('grant.'))).toEqual([grantName(2, 'b')]);
   });
 
-  test('a count finds writes by other clients', async () => {
+  test('finds writes by other clients in the next count', async () => {
     const { folder, tree, one, run, put } = setUp();
     await put('new', 1000);
     tree.set('foreign', limit - 1000);
@@ -211,7 +211,7 @@ describe('a single node', () => {
     expect(await put('more', 1000)).toBe(false);
   });
 
-  test('a grown volume has room at once without a remount', async () => {
+  test('can use a grown volume at once, without a remount', async () => {
     const { folder, one, put } = setUp();
     await put('new', limit);
     expect(await put('new', limit + 1)).toBe(false);
@@ -220,7 +220,7 @@ describe('a single node', () => {
     expect(one.quota.statfs()).toEqual({ bytes: 2 * limit, used: 2 * limit });
   });
 
-  test('foreign content in the directory is ignored', async () => {
+  test('ignores foreign content in the ledger directory', async () => {
     const { folder, put } = setUp();
     await put('new', 1000);
     for (const text of ['', '{', 'null', '[]', '{"granted":"much"}', '{"granted":1e300}'])
@@ -230,7 +230,7 @@ describe('a single node', () => {
     expect(await put('new', limit)).toBe(true);
   });
 
-  test('a node that died while counting is waited for, but not forever', async () => {
+  test('takes over the count of a dead node after two minutes', async () => {
     const { folder, tree, run, put } = setUp();
     folder.texts.set('scan', 'somebody');
     const other = node(folder, tree, 'b');
@@ -241,7 +241,7 @@ describe('a single node', () => {
     await run(other.quota.close());
   });
 
-  test('a failed count is reported to the requests that wait for it', async () => {
+  test('reports a failed count to the requests that wait for it', async () => {
     const folder = createSharedFolder(1);
     const { clock } = folder;
     const ledger = createLedger({ files: folder.files(), clock, signal: neverAborts, member: 'a', limit });
