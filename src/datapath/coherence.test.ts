@@ -40,8 +40,8 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
 
   test('opening a file shows what another mount wrote and closed', async () => {
     using scratch = createScratchFolder();
-    await using both = await mountTwice(scratch);
-    const { a, b } = both;
+    await using mounts = await mountTwice(scratch);
+    const { a, b } = mounts;
     await fs.writeFile(a('file'), 'first');
     for (const [i, text] of ['other', 'longer than before', 'short', ''].entries()) {
       // Read it first, so that it is cached.
@@ -53,13 +53,13 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
         expect(await file.readFile('utf8')).toBe(text);
       }
     }
-    expect(both.faults()).toEqual([]);
+    expect(mounts.faults()).toEqual([]);
   });
 
   test("unchanged files stay in the kernel's cache, files changed in place do not", async () => {
     using scratch = createScratchFolder();
-    await using both = await mountTwice(scratch);
-    const { a, b } = both;
+    await using mounts = await mountTwice(scratch);
+    const { a, b } = mounts;
     await fs.writeFile(a('file'), 'A'.repeat(10_000));
     expect(await fs.readFile(b('file'), 'utf8')).toBe('A'.repeat(10_000));
     for (const letter of ['B', 'C', 'D']) {
@@ -97,8 +97,8 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
 
   test('a file truncated on the other mount is short here, with zeros where it was extended again', async () => {
     using scratch = createScratchFolder();
-    await using both = await mountTwice(scratch);
-    const { a, b } = both;
+    await using mounts = await mountTwice(scratch);
+    const { a, b } = mounts;
     await fs.writeFile(a('file'), 'x'.repeat(9_000));
     expect(await fs.readFile(b('file'), 'utf8')).toHaveLength(9_000);
     await fs.truncate(a('file'), 10);
@@ -109,8 +109,8 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
 
   test('lines appended alternately by both mounts are all present', async () => {
     using scratch = createScratchFolder();
-    await using both = await mountTwice(scratch);
-    const { a, b } = both;
+    await using mounts = await mountTwice(scratch);
+    const { a, b } = mounts;
     const lines = Array.from({ length: 40 }, (_, i) => `line ${i} ${'.'.repeat(i)}\n`);
     for (const [i, line] of lines.entries()) await fs.appendFile(i % 2 === 0 ? a('log') : b('log'), line);
     expect(await fs.readFile(a('log'), 'utf8')).toBe(lines.join(''));
@@ -122,8 +122,8 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
 
   test('a file replaced on the other mount is the new file here at once', async () => {
     using scratch = createScratchFolder();
-    await using both = await mountTwice(scratch);
-    const { a, b } = both;
+    await using mounts = await mountTwice(scratch);
+    const { a, b } = mounts;
     for (let i = 0; i < 20; i++) {
       await fs.writeFile(a('new'), `content ${i}`);
       await fs.rename(a('new'), a('file'));
@@ -133,8 +133,8 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
 
   test('an object removed and recreated on the other mount, even as a directory, is found', async () => {
     using scratch = createScratchFolder();
-    await using both = await mountTwice(scratch);
-    const { a, b } = both;
+    await using mounts = await mountTwice(scratch);
+    const { a, b } = mounts;
     await fs.mkdir(a('directory'));
     await fs.writeFile(a('directory/file'), 'old');
     expect(await fs.readFile(b('directory/file'), 'utf8')).toBe('old');
@@ -146,8 +146,8 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
 
   test('names created and removed on the other mount appear and vanish here within the cache time', async () => {
     using scratch = createScratchFolder();
-    await using both = await mountTwice(scratch);
-    const { a, b } = both;
+    await using mounts = await mountTwice(scratch);
+    const { a, b } = mounts;
     const exists = (path: string): Promise<boolean> => fs.stat(path).then(Boolean, () => false);
     expect(await exists(b('file'))).toBe(false);
     await fs.writeFile(a('file'), '');
@@ -212,8 +212,8 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
 
   test('only one of two concurrent O_EXCL creations succeeds', async () => {
     using scratch = createScratchFolder();
-    await using both = await mountTwice(scratch);
-    const { a, b } = both;
+    await using mounts = await mountTwice(scratch);
+    const { a, b } = mounts;
     for (let i = 0; i < 20; i++) {
       const createExclusively = (path: string): Promise<number> =>
         fs.open(path, 'wx').then(
@@ -230,12 +230,12 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
 
   test('a file created on both mounts at once is opened by both', async () => {
     using scratch = createScratchFolder();
-    await using both = await mountTwice(scratch);
-    const { a, b } = both;
+    await using mounts = await mountTwice(scratch);
+    const { a, b } = mounts;
     for (let i = 0; i < 20; i++) {
       await Promise.all([fs.writeFile(a(`file-${i}`), 'same'), fs.writeFile(b(`file-${i}`), 'same')]);
       expect(await fs.readFile(a(`file-${i}`), 'utf8')).toBe('same');
     }
-    expect(both.faults()).toEqual([]);
+    expect(mounts.faults()).toEqual([]);
   });
 });

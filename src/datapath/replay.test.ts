@@ -51,23 +51,31 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
   });
 
   const createCases: Readonly<
-    Record<string, { procedure: keyof NfsClient; create: (on: Operations) => Promise<unknown> | unknown }>
+    Record<string, { procedure: keyof NfsClient; create: (operations: Operations) => Promise<unknown> | unknown }>
   > = {
     create: {
       procedure: 'create',
-      create: (on) =>
-        on.create(root, name('made'), { flags: constants.O_EXCL | constants.O_WRONLY, mode: 0o100640 }, request()),
+      create: (operations) =>
+        operations.create(
+          root,
+          name('made'),
+          { flags: constants.O_EXCL | constants.O_WRONLY, mode: 0o100640 },
+          request(),
+        ),
     },
-    mkdir: { procedure: 'mkdir', create: (on) => on.mkdir(root, name('made'), 0o750, request()) },
+    mkdir: { procedure: 'mkdir', create: (operations) => operations.mkdir(root, name('made'), 0o750, request()) },
     'mknod, a fifo': {
       procedure: 'mknod',
-      create: (on) => on.mknod(root, name('made'), { mode: 0o010600, rdev: 0 }, request()),
+      create: (operations) => operations.mknod(root, name('made'), { mode: 0o010600, rdev: 0 }, request()),
     },
     'mknod, a file': {
       procedure: 'create',
-      create: (on) => on.mknod(root, name('made'), { mode: 0o100600, rdev: 0 }, request()),
+      create: (operations) => operations.mknod(root, name('made'), { mode: 0o100600, rdev: 0 }, request()),
     },
-    symlink: { procedure: 'symlink', create: (on) => on.symlink(root, name('made'), name('target'), request()) },
+    symlink: {
+      procedure: 'symlink',
+      create: (operations) => operations.symlink(root, name('made'), name('target'), request()),
+    },
   };
 
   describe.each(Object.entries(createCases))('%s', (_, { procedure, create: make }) => {
@@ -75,10 +83,10 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
       const { process, proofs } = createSharedState();
       const first = await make(process());
       const { ino } = statSync(exported.on('made'), { throwIfNoEntry: false }) ?? { ino: 0 };
-      const again = await make(process());
+      const second = await make(process());
       const node = (answer: unknown): unknown =>
         (answer as { entry?: { node: number }; node: number }).entry?.node ?? (answer as { node: number }).node;
-      expect(node(again)).toBe(node(first));
+      expect(node(second)).toBe(node(first));
       expect(statSync(exported.on('made'), { throwIfNoEntry: false })?.ino ?? 0).toBe(ino);
       // Another request gets EEXIST.
       proofs.clear(place);
@@ -110,8 +118,8 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
     },
   });
 
-  const exclusive = (on: Operations, file = 'made', at = place) =>
-    on.create(root, name(file), { flags: constants.O_EXCL | constants.O_WRONLY, mode: 0o100640 }, request(at));
+  const exclusive = (operations: Operations, file = 'made', at = place) =>
+    operations.create(root, name(file), { flags: constants.O_EXCL | constants.O_WRONLY, mode: 0o100640 }, request(at));
 
   describe('create with O_EXCL on a server that does not keep the marking time', () => {
     test.each([
@@ -119,11 +127,12 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
       ['the server is already known', true],
     ])('finds the file if it was created and %s', async (_what, isKnown) => {
       const { process, proofs } = createSharedState();
-      const on = process(withoutTimes());
-      if (isKnown) await on.create(root, name('first'), { flags: constants.O_WRONLY, mode: 0o100600 }, request(1));
-      const first = await exclusive(on);
-      const again = await exclusive(process(withoutTimes()));
-      expect(again.entry.node).toBe(first.entry.node);
+      const operations = process(withoutTimes());
+      if (isKnown)
+        await operations.create(root, name('first'), { flags: constants.O_WRONLY, mode: 0o100600 }, request(1));
+      const first = await exclusive(operations);
+      const second = await exclusive(process(withoutTimes()));
+      expect(second.entry.node).toBe(first.entry.node);
       expect(statSync(exported.on('made')).mode & 0o7777).toBe(0o640);
       proofs.clear(place);
       await expect(exclusive(process(withoutTimes()))).rejects.toThrow('EEXIST');
@@ -165,12 +174,12 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
 
     test('mkdir finds its directory after a file has shown which times are kept', async () => {
       const { process, proofs } = createSharedState();
-      const on = process(withoutAtime());
-      await on.create(root, name('first'), { flags: constants.O_WRONLY, mode: 0o100600 }, request(1));
-      const first = await on.mkdir(root, name('made'), 0o750, request());
+      const operations = process(withoutAtime());
+      await operations.create(root, name('first'), { flags: constants.O_WRONLY, mode: 0o100600 }, request(1));
+      const first = await operations.mkdir(root, name('made'), 0o750, request());
       expect((await process(withoutAtime()).mkdir(root, name('made'), 0o750, request())).node).toBe(first.node);
       proofs.clear(place);
-      await expect(on.mkdir(root, name('made'), 0o750, request())).rejects.toThrow('EEXIST');
+      await expect(operations.mkdir(root, name('made'), 0o750, request())).rejects.toThrow('EEXIST');
     });
   });
 
@@ -184,9 +193,9 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
         return exported.nfs.create(directory, file, how, options);
       },
     };
-    const on = process(recordingNfs);
-    await exclusive(on, 'before', 1);
-    const first = await exclusive(on);
+    const operations = process(recordingNfs);
+    await exclusive(operations, 'before', 1);
+    const first = await exclusive(operations);
     expect(modes).toEqual(['exclusive', 'guarded']);
     expect((await exclusive(process())).entry.node).toBe(first.entry.node);
   });
@@ -227,21 +236,26 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
           throw new NfsError('CREATE', nfsStatus.EXIST, true);
         },
       };
-      const how = { flags: constants.O_WRONLY, mode: 0o100640 };
-      const { entry } = await process(resendingNfs).create(root, name('made'), how, request());
+      const createOptions = { flags: constants.O_WRONLY, mode: 0o100640 };
+      const { entry } = await process(resendingNfs).create(root, name('made'), createOptions, request());
       expect(entry.attr?.ino).toBe(statSync(exported.on('made')).ino);
     });
   });
 
   test('create without O_EXCL of a file created by another client makes the kernel look it up', async () => {
     const { process } = createSharedState();
-    const create = (on: Operations) =>
-      on.create(root, name('made'), { flags: constants.O_WRONLY | constants.O_TRUNC, mode: 0o100640 }, request());
+    const create = (operations: Operations) =>
+      operations.create(
+        root,
+        name('made'),
+        { flags: constants.O_WRONLY | constants.O_TRUNC, mode: 0o100640 },
+        request(),
+      );
     await expect(create(process(withCallThatDies('create')))).rejects.toThrow('EINTR');
     writeFileSync(exported.on('made'), 'of somebody else');
-    const on = process();
-    await expect(create(on)).rejects.toThrow('ESTALE');
-    expect((await on.lookup(root, name('made'), request())).attr?.ino).toBe(statSync(exported.on('made')).ino);
+    const operations = process();
+    await expect(create(operations)).rejects.toThrow('ESTALE');
+    expect((await operations.lookup(root, name('made'), request())).attr?.ino).toBe(statSync(exported.on('made')).ino);
     expect(readFileSync(exported.on('made'), 'utf8')).toBe('of somebody else');
   });
 
@@ -251,7 +265,7 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
   } as const;
 
   describe.each(Object.entries(removeCases))('%s', (kind, { put, procedure }) => {
-    const remove = (on: Operations) => on[kind as 'unlink' | 'rmdir'](root, name('gone'), request());
+    const remove = (operations: Operations) => operations[kind as 'unlink' | 'rmdir'](root, name('gone'), request());
 
     test('succeeds if the call was executed, even if another client has recreated the name', async () => {
       put(exported.on('gone'));
@@ -277,12 +291,12 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
   });
 
   describe('unlink of an open file', () => {
-    async function openFile(on: Operations): Promise<number> {
-      const { node } = await on.lookup(root, name('file'), request(1));
-      await on.open(node, constants.O_RDONLY, request(1));
+    async function openFile(operations: Operations): Promise<number> {
+      const { node } = await operations.lookup(root, name('file'), request(1));
+      await operations.open(node, constants.O_RDONLY, request(1));
       return node;
     }
-    const unlink = (on: Operations) => on.unlink(root, name('file'), request());
+    const unlink = (operations: Operations) => operations.unlink(root, name('file'), request());
 
     test.each(['was executed', 'was not executed'])('completes after the silly rename %s', async (what) => {
       writeFileSync(exported.on('file'), 'x');
@@ -314,8 +328,8 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
   });
 
   describe('rename', () => {
-    const rename = (on: Operations) =>
-      on.rename({ parent: root, name: name('from') }, { parent: root, name: name('to') }, 0, request());
+    const rename = (operations: Operations) =>
+      operations.rename({ parent: root, name: name('from') }, { parent: root, name: name('to') }, 0, request());
 
     test('succeeds if the call was executed, even if the old name now refers to another object', async () => {
       writeFileSync(exported.on('from'), 'moved');
@@ -358,8 +372,8 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
   });
 
   describe('rename over an open file', () => {
-    const rename = async (on: Operations) =>
-      await on.rename({ parent: root, name: name('from') }, { parent: root, name: name('to') }, 0, request());
+    const rename = async (operations: Operations) =>
+      await operations.rename({ parent: root, name: name('from') }, { parent: root, name: name('to') }, 0, request());
     const changes = ['link', 'rename', 'remove'] as const;
 
     /** The process is killed at its nth change: before the server has it, or after the server executed it. */
@@ -378,10 +392,10 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
       return { nfs: { ...exported.nfs, ...Object.fromEntries(dyingCalls) }, killed };
     }
 
-    async function opened(on: Operations): Promise<number> {
+    async function opened(operations: Operations): Promise<number> {
       for (const each of ['from', 'to']) writeFileSync(exported.on(each), each);
-      const { node } = await on.lookup(root, name('to'), request(1));
-      await on.open(node, constants.O_RDONLY, request(1));
+      const { node } = await operations.lookup(root, name('to'), request(1));
+      await operations.open(node, constants.O_RDONLY, request(1));
       return node;
     }
 
@@ -417,10 +431,11 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
   });
 
   describe('link', () => {
-    async function link(on: Operations, node: number) {
-      return await on.link(node, root, name('new'), request());
+    async function link(operations: Operations, node: number) {
+      return await operations.link(node, root, name('new'), request());
     }
-    const lookup = async (on: Operations): Promise<number> => (await on.lookup(root, name('file'), request(1))).node;
+    const lookup = async (operations: Operations): Promise<number> =>
+      (await operations.lookup(root, name('file'), request(1))).node;
 
     test('succeeds if the call was executed', async () => {
       writeFileSync(exported.on('file'), 'x');

@@ -81,10 +81,10 @@ describe.skipIf(needs('ganesha'))('names of files that are open or being opened'
       const newGate: Gate = { calls: 0, open: () => resolve(undefined), refuse: resolve };
       const call = exported.nfs[procedure] as Call;
       const gated = async (...args: unknown[]): Promise<unknown> => {
-        const early = blocked === 'answers' ? await call(...args) : undefined;
+        const earlyResult = blocked === 'answers' ? await call(...args) : undefined;
         const status = await promise;
         if (status !== undefined) throw new NfsError(procedure.toUpperCase(), status, false);
-        return early ?? (await call(...args));
+        return earlyResult ?? (await call(...args));
       };
       const countedCall: Call = (...args) => {
         newGate.calls++;

@@ -50,15 +50,15 @@ test('soft: a request of the predecessor has the rest of its time, and new reque
 test('a request interrupted meanwhile fails with EINTR', async () => {
   const { ask, pass } = createSilentFileSystem(1_000, new Map([[3, 700]]));
   const interrupt = new AbortController();
-  const asked = ask(3, interrupt);
+  const state = ask(3, interrupt);
   interrupt.abort();
   await pass(0);
-  expect(asked.code).toBe('EINTR');
+  expect(state.code).toBe('EINTR');
 });
 
 test('hard: there is no deadline', async () => {
   const { ask, pass } = createSilentFileSystem(undefined, new Map([[3, 700]]));
-  const asked = ask(3);
+  const state = ask(3);
   await pass(100_000_000);
-  expect(asked.code).toBe('waits');
+  expect(state.code).toBe('waits');
 });

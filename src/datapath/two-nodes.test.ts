@@ -31,19 +31,22 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
 
   let kills = 0;
   /** Runs `work` on both nodes alternately, and kills the data path of one of them once. */
-  async function alternate(rounds: number, work: (i: number, here: KeeperMount, there: KeeperMount) => Promise<void>) {
+  async function alternate(
+    rounds: number,
+    work: (i: number, writerMount: KeeperMount, readerMount: KeeperMount) => Promise<void>,
+  ) {
     for (let i = 0; i < rounds; i++) {
-      const [here, there] = i % 2 === 0 ? mounts : ([mounts[1], mounts[0]] as const);
+      const [writerMount, readerMount] = i % 2 === 0 ? mounts : ([mounts[1], mounts[0]] as const);
       if (i === 5) await nodes[kills++ % 2]?.killDataPath();
-      await work(i, here, there);
+      await work(i, writerMount, readerMount);
     }
   }
 
   test('opening a file shows what the other node wrote and closed', async () => {
-    await alternate(16, async (i, here, there) => {
+    await alternate(16, async (i, writerMount, readerMount) => {
       const text = `${i} `.repeat(1 + ((i * 997) % 5_000));
-      await fs.writeFile(here.on('file'), text);
-      await using file = await fs.open(there.on('file'));
+      await fs.writeFile(writerMount.on('file'), text);
+      await using file = await fs.open(readerMount.on('file'));
       expect((await file.stat()).size).toBe(text.length);
       expect((await file.readFile('utf8')) === text).toBe(true);
     });
@@ -52,33 +55,33 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
   test('a change in place is visible on the other node, and the rest of the file is unchanged', async () => {
     const data = Buffer.alloc(1_000_000, '.');
     await fs.writeFile(a('file'), data);
-    await alternate(16, async (i, here, there) => {
-      await using file = await fs.open(here.on('file'), 'r+');
+    await alternate(16, async (i, writerMount, readerMount) => {
+      await using file = await fs.open(writerMount.on('file'), 'r+');
       const piece = Buffer.alloc(5_000, `${i % 10}`);
       await file.write(piece, 0, piece.length, 45_001 * i);
       data.set(piece, 45_001 * i);
       await file.close();
-      expect((await fs.readFile(there.on('file'))).equals(data)).toBe(true);
+      expect((await fs.readFile(readerMount.on('file'))).equals(data)).toBe(true);
     });
   });
 
   test('lines appended alternately are all present and in order', async () => {
     const lines = Array.from({ length: 24 }, (_, i) => `line ${i} ${'.'.repeat(i * 100)}\n`);
-    await alternate(lines.length, async (i, here) => await fs.appendFile(here.on('log'), lines[i] ?? ''));
+    await alternate(lines.length, async (i, writerMount) => await fs.appendFile(writerMount.on('log'), lines[i] ?? ''));
     for (const path of [a('log'), b('log')]) expect((await fs.readFile(path, 'utf8')) === lines.join('')).toBe(true);
   });
 
   test('a file truncated and extended on one node has the same content on the other', async () => {
     let data = Buffer.from('x'.repeat(300_000));
     await fs.writeFile(a('file'), data);
-    await alternate(16, async (i, here, there) => {
+    await alternate(16, async (i, writerMount, readerMount) => {
       const size = (i * 104_729) % 400_000;
-      await fs.truncate(here.on('file'), size);
+      await fs.truncate(writerMount.on('file'), size);
       data = Buffer.concat([data.subarray(0, size), Buffer.alloc(Math.max(0, size - data.length))]);
-      expect((await fs.readFile(there.on('file'))).equals(data)).toBe(true);
-      await fs.appendFile(there.on('file'), 'more');
+      expect((await fs.readFile(readerMount.on('file'))).equals(data)).toBe(true);
+      await fs.appendFile(readerMount.on('file'), 'more');
       data = Buffer.concat([data, Buffer.from('more')]);
-      expect((await fs.readFile(here.on('file'))).equals(data)).toBe(true);
+      expect((await fs.readFile(writerMount.on('file'))).equals(data)).toBe(true);
     });
   });
 

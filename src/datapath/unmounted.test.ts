@@ -99,8 +99,8 @@ describe('a mount that is removed while its server is silent', () => {
 
 describe("a mount's part of the journal", () => {
   test('is not written to after the mount is gone', () => {
-    using kept = keepJournal();
-    const requests = createRequests(kept.open());
+    using journal = keepJournal();
+    const requests = createRequests(journal.open());
     const unmount = new AbortController();
     const written: number[] = [];
     const growth = { read: () => ({ epoch: 0, growth: 0 }), write: (epoch: number) => void written.push(epoch) };

@@ -62,17 +62,17 @@ function createServer() {
 function createTestWriteBehind(maxBytes = 1024 * 1024) {
   const server = createServer();
   const clock = createFakeClock();
-  const kept = new Set<number>();
-  const lost: string[] = [];
+  const keptPlaces = new Set<number>();
+  const losses: string[] = [];
   const budget = createBudget(maxBytes);
   const writeBehind = createWriteBehind<string, string>({
     clock,
     budgets: [budget],
     send: server.send,
     commit: server.commit,
-    keep: (place) => void kept.add(place),
-    free: (place) => void kept.delete(place),
-    onLost: (file, { code }) => void lost.push(`${file} ${code}`),
+    keep: (place) => void keptPlaces.add(place),
+    free: (place) => void keptPlaces.delete(place),
+    onLost: (file, { code }) => void losses.push(`${file} ${code}`),
     keyOf: (file) => file.charCodeAt(0),
   });
   let lastPlace = 0;
@@ -82,7 +82,7 @@ function createTestWriteBehind(maxBytes = 1024 * 1024) {
     data: Buffer.from(text),
     writer: 'somebody',
   });
-  return { server, clock, kept, lost, budget, behind: writeBehind, piece };
+  return { server, clock, keptPlaces, losses, budget, behind: writeBehind, piece };
 }
 
 const large = 'x'.repeat(70_000);
@@ -115,32 +115,32 @@ function disturb(one: CountStep, { server, behind, clock }: ReturnType<typeof cr
 
 describe('write-behind', () => {
   test('a small file takes one call, made on close', async () => {
-    const { server, behind, piece, kept } = createTestWriteBehind();
+    const { server, behind, piece, keptPlaces } = createTestWriteBehind();
     expect(behind.write('f', piece(0, 'small'), neverAborts)).toBe(5);
     expect(server.log).toEqual([]);
-    expect(kept.size).toBe(1);
+    expect(keptPlaces.size).toBe(1);
     const releases = behind.flush('f');
     await server.serve();
     await releases;
     expect(server.log).toEqual(['write 0+5 stable']);
-    expect(kept.size).toBe(0);
+    expect(keptPlaces.size).toBe(0);
     expect(behind.files).toBe(0);
   });
 
   describe('after a file that was closed with one small write', () => {
     async function afterOne() {
-      const made = createTestWriteBehind();
-      const { server, behind, piece } = made;
+      const setup = createTestWriteBehind();
+      const { server, behind, piece } = setup;
       void behind.write('a', piece(0, 'one'), neverAborts);
       const releases = behind.flush('a');
       await server.serve();
       await releases;
       server.log.length = 0;
-      return made;
+      return setup;
     }
 
     test('the next file is sent before its writer closes it', async () => {
-      const { server, behind, piece, kept } = await afterOne();
+      const { server, behind, piece, keptPlaces } = await afterOne();
       for (const file of ['b', 'c']) {
         void behind.write(file, piece(0, 'small'), neverAborts);
         expect(server.log.splice(0)).toEqual(['write 0+5 stable']);
@@ -149,7 +149,7 @@ describe('write-behind', () => {
         await releases;
         expect(server.log).toEqual([]);
       }
-      expect([kept.size, behind.files]).toEqual([0, 0]);
+      expect([keptPlaces.size, behind.files]).toEqual([0, 0]);
     });
 
     test('the speculation ends if no close came before the server was done', async () => {
@@ -187,7 +187,7 @@ describe('write-behind', () => {
   });
 
   test('data lost by a server restart are resent', async () => {
-    const { server, behind, piece, kept } = createTestWriteBehind();
+    const { server, behind, piece, keptPlaces } = createTestWriteBehind();
     void behind.write('f', piece(0, 'one'), neverAborts);
     void behind.write('f', piece(10, 'two'), neverAborts);
     await server.serve();
@@ -198,7 +198,7 @@ describe('write-behind', () => {
     expect(server.disk.toString('latin1', 0, 3)).toBe('one');
     expect(server.disk.toString('latin1', 10, 13)).toBe('two');
     expect(server.log.filter((what) => what === 'write 0+3')).toHaveLength(2);
-    expect(kept.size).toBe(0);
+    expect(keptPlaces.size).toBe(0);
   });
 
   test('overlapping writes are sent one after the other, others do not wait', async () => {
@@ -235,14 +235,14 @@ describe('write-behind', () => {
   });
 
   test('a loss is recorded before its memory is freed', async () => {
-    const { server, behind, piece, kept, lost } = createTestWriteBehind();
-    const known: number[] = [];
-    lost.push = () => known.push(kept.size);
+    const { server, behind, piece, keptPlaces, losses } = createTestWriteBehind();
+    const keptAtLoss: number[] = [];
+    losses.push = () => keptAtLoss.push(keptPlaces.size);
     void behind.write('f', piece(0, large), neverAborts);
     const flushing = behind.flush('f');
     server.calls.shift()?.refuse(new Errno('ENOSPC'));
     await flushing;
-    expect([known, kept.size]).toEqual([[1], 0]);
+    expect([keptAtLoss, keptPlaces.size]).toEqual([[1], 0]);
   });
 
   test('all files are flushed at once', async () => {
@@ -257,19 +257,19 @@ describe('write-behind', () => {
   });
 
   test('data whose WRITE or COMMIT the server refuses are lost', async () => {
-    const { server, behind, piece, kept, lost } = createTestWriteBehind();
+    const { server, behind, piece, keptPlaces, losses } = createTestWriteBehind();
     void behind.write('f', piece(0, 'a'), neverAborts);
     void behind.write('f', piece(1, 'b'), neverAborts);
     server.calls.shift()?.refuse(new Errno('ENOSPC'));
     await server.serve();
-    expect(lost).toEqual(['f ENOSPC']);
-    expect(kept.size).toBe(1);
+    expect(losses).toEqual(['f ENOSPC']);
+    expect(keptPlaces.size).toBe(1);
     const releases = behind.flush('f');
     await new Promise(setImmediate);
     server.calls.shift()?.refuse(new Error('anything'));
     await releases;
-    expect(lost).toEqual(['f ENOSPC', 'f EIO']);
-    expect(kept.size).toBe(0);
+    expect(losses).toEqual(['f ENOSPC', 'f EIO']);
+    expect(keptPlaces.size).toBe(0);
     expect(behind.files).toBe(0);
   });
 
@@ -300,7 +300,7 @@ describe('write-behind', () => {
   });
 
   test('a server that loses everything repeatedly gets stable writes', async () => {
-    const { server, behind, piece, kept } = createTestWriteBehind();
+    const { server, behind, piece, keptPlaces } = createTestWriteBehind();
     void behind.write('f', piece(0, 'one'), neverAborts);
     void behind.write('f', piece(10, 'two'), neverAborts);
     const releases = behind.flush('f');
@@ -315,24 +315,24 @@ describe('write-behind', () => {
     expect(server.calls.map(({ what }) => what)).toEqual(['write 0+3 stable', 'write 10+3 stable']);
     await server.serve();
     await releases;
-    expect(kept.size).toBe(0);
+    expect(keptPlaces.size).toBe(0);
   });
 
   test('a stable write stays until an earlier overlapping one is stable', async () => {
-    const { server, behind, piece, kept } = createTestWriteBehind();
+    const { server, behind, piece, keptPlaces } = createTestWriteBehind();
     void behind.write('f', piece(0, 'older'), neverAborts);
     void behind.write('f', piece(50, 'x'), neverAborts);
     await server.serve();
     void behind.write('f', piece(0, 'newer'), neverAborts);
     server.answersStable = true;
     await server.serve();
-    expect(kept.size).toBe(3);
+    expect(keptPlaces.size).toBe(3);
     server.restart();
     const releases = behind.flush('f');
     await server.serve();
     await releases;
     expect(server.disk.toString('latin1', 0, 5)).toBe('newer');
-    expect(kept.size).toBe(0);
+    expect(keptPlaces.size).toBe(0);
   });
 
   test("a mount's first write is accepted, even if the servers of other mounts are slow", async () => {
@@ -379,11 +379,11 @@ describe('write-behind', () => {
   });
 
   test('a waiting writer gets room when the server has answered, however late', async () => {
-    const { server, behind, piece, kept } = createTestWriteBehind(20);
+    const { server, behind, piece, keptPlaces } = createTestWriteBehind(20);
     void behind.write('f', piece(0, 'eight...'), neverAborts);
     void behind.write('g', piece(0, 'eight...'), neverAborts);
     const waiting = behind.write('h', piece(0, 'eight...'), neverAborts);
-    expect(kept.size).toBe(2);
+    expect(keptPlaces.size).toBe(2);
     await server.serve();
     expect(await waiting).toBe(8);
   });
@@ -394,14 +394,14 @@ describe('write-behind', () => {
       writes: number,
       disturb: (on: ReturnType<typeof createTestWriteBehind>) => Promise<void>,
     ) {
-      const made = createTestWriteBehind(writes * 8);
-      const { behind, piece, server } = made;
+      const setup = createTestWriteBehind(writes * 8);
+      const { behind, piece, server } = setup;
       for (let i = 0; i < writes; i++) void behind.write('f', piece(i * 8, 'eight...'), neverAborts);
       let isTaken = false;
       void Promise.resolve(behind.write('f', piece(writes * 8, 'waits...'), neverAborts)).then(() => {
         isTaken = true;
       });
-      await disturb(made);
+      await disturb(setup);
       expect(isTaken).toBe(false);
       await server.serve();
       return isTaken;
@@ -450,23 +450,23 @@ describe('write-behind', () => {
   });
 
   test("a predecessor's writes are sent", async () => {
-    const { server, behind, piece, kept } = createTestWriteBehind();
+    const { server, behind, piece, keptPlaces } = createTestWriteBehind();
     const [one, two] = [piece(0, 'old old'), piece(4, 'new')];
-    for (const { place } of [one, two]) kept.add(place);
+    for (const { place } of [one, two]) keptPlaces.add(place);
     behind.restore('f', one);
     behind.restore('f', two);
     const releases = behind.flush('f');
     await server.serve();
     await releases;
     expect(server.disk.toString('latin1', 0, 7)).toBe('old new');
-    expect(kept.size).toBe(0);
+    expect(keptPlaces.size).toBe(0);
   });
 
   test('after a flush the disk has all written data, whatever the server does in between', async () => {
     await fc.assert(
       fc.asyncProperty(fc.array(step, { maxLength: 50 }), async (steps) => {
-        const made = createTestWriteBehind();
-        const { server, behind, piece, kept } = made;
+        const setup = createTestWriteBehind();
+        const { server, behind, piece, keptPlaces } = setup;
         const expected = Buffer.alloc(4096);
         const flushes: (Promise<void> | undefined)[] = [];
         let letter = 0;
@@ -476,14 +476,14 @@ describe('write-behind', () => {
             expected.set(Buffer.from(text), one.at);
             void behind.write('f', piece(one.at, text), neverAborts);
           } else if (one.do === 'flush') flushes.push(behind.flush('f'));
-          else disturb(one, made);
+          else disturb(one, setup);
           await new Promise(setImmediate);
         }
         flushes.push(behind.flush('f'));
         await server.serve();
         await Promise.all(flushes);
         expect(server.disk.equals(expected)).toBe(true);
-        expect(kept.size).toBe(0);
+        expect(keptPlaces.size).toBe(0);
       }),
       { numRuns: 500 },
     );
@@ -492,15 +492,15 @@ describe('write-behind', () => {
   test('a waiting writer gets room when everything is answered, whatever the server does in between', async () => {
     await fc.assert(
       fc.asyncProperty(fc.array(step, { maxLength: 50 }), async (steps) => {
-        const made = createTestWriteBehind(30);
-        const { server, behind, piece } = made;
+        const setup = createTestWriteBehind(30);
+        const { server, behind, piece } = setup;
         const waiting = new Set<Promise<unknown>>();
         for (const one of steps) {
           if (one.do === 'write') {
             const taking = Promise.resolve(behind.write('f', piece(one.at, 'x'.repeat(one.size)), neverAborts));
             waiting.add(taking);
             void taking.then(() => waiting.delete(taking));
-          } else if (one.do !== 'flush') disturb(one, made);
+          } else if (one.do !== 'flush') disturb(one, setup);
           await new Promise(setImmediate);
         }
         await server.serve();

@@ -67,8 +67,8 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
   }
 
   test('messages and descriptors arrive in order, including those that the socket had no room for', async () => {
-    const [here, there] = socketPair();
-    const [sender, receiver] = [createConnection(here, clock), createConnection(there, clock)];
+    const [ownEnd, peerEnd] = socketPair();
+    const [sender, receiver] = [createConnection(ownEnd, clock), createConnection(peerEnd, clock)];
     const text = 'x'.repeat(10_000);
     for (let i = 0; i < 200; i++) {
       const fd = createMarked(i);
@@ -94,12 +94,15 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
   });
 
   test('the last messages of a dead process are received, even if it had unread messages', async () => {
-    const [here, there] = socketPair();
-    const connection = createConnection(here, clock);
+    const [ownEnd, peerEnd] = socketPair();
+    const connection = createConnection(ownEnd, clock);
     const fd = createMarked(7);
-    sendParcel(there, { bytes: encode({ kind: 'holding', sockets: [{ socket: 's', about: '' }] }), descriptors: [fd] });
+    sendParcel(peerEnd, {
+      bytes: encode({ kind: 'holding', sockets: [{ socket: 's', about: '' }] }),
+      descriptors: [fd],
+    });
     connection.send({ kind: 'stop' });
-    closeSync(there);
+    closeSync(peerEnd);
     closeSync(fd);
     const heard = listen(connection, ['holding']);
     await eventually(
@@ -117,11 +120,11 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
     ['not for this side', encode({ kind: 'yours' }), 'a message (yours) came with 1 descriptors'],
     ['more than is read', Buffer.alloc(100_000, ' '), 'a message is too long'],
   ])('garbage closes the connection and its descriptors: %s', async (_, bytes, why) => {
-    const [here, there] = socketPair();
-    const heard = listen(createConnection(here, clock), ['stop']);
-    const peer = listen(createConnection(there, clock), []);
+    const [ownEnd, peerEnd] = socketPair();
+    const heard = listen(createConnection(ownEnd, clock), ['stop']);
+    const peer = listen(createConnection(peerEnd, clock), []);
     const fd = createMarked(1);
-    sendParcel(there, { bytes, descriptors: [fd] });
+    sendParcel(peerEnd, { bytes, descriptors: [fd] });
     closeSync(fd);
     await eventually(
       () => heard.why,
@@ -136,13 +139,13 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
   });
 
   test('a kind that this side does not accept closes the connection', async () => {
-    const [here, there] = socketPair();
-    const heard = listen(createConnection(here, clock), ['stop']);
-    const peer = createConnection(there, clock);
+    const [ownEnd, peerEnd] = socketPair();
+    const heard = listen(createConnection(ownEnd, clock), ['stop']);
+    const peer = createConnection(peerEnd, clock);
     peer.send({ kind: 'yours' });
     await eventually(
       () => heard.why,
-      (why) => why === 'a message (yours) is unexpected here',
+      (why) => why === 'a message (yours) is unexpected ownEnd',
     );
     peer.close();
   });
@@ -150,10 +153,10 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
   test.each([new Error('a fault of ours'), undefined])(
     'descriptors that a handler does not take are closed, also if it throws: %s',
     async (fault) => {
-      const [here, there] = socketPair();
+      const [ownEnd, peerEnd] = socketPair();
       const taken: number[] = [];
       const closed = Promise.withResolvers<string>();
-      createConnection(here, clock).handle({
+      createConnection(ownEnd, clock).handle({
         accepts: ['add'],
         message: (_, descriptors) => {
           taken.push(descriptors.shift() ?? -1);
@@ -163,8 +166,8 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
       });
       const mounts = ['one', 'two', 'three'].map((mount) => ({ mount, spec: 1 }));
       const sent = mounts.map((_, i) => createMarked(i + 1));
-      sendParcel(there, { bytes: encode({ kind: 'add', mounts }), descriptors: sent });
-      for (const fd of [...sent, there]) closeSync(fd);
+      sendParcel(peerEnd, { bytes: encode({ kind: 'add', mounts }), descriptors: sent });
+      for (const fd of [...sent, peerEnd]) closeSync(fd);
       expect(await closed.promise).toBe(fault === undefined ? 'the peer is gone' : handlerFault);
       expect(taken.map(markOf)).toEqual([1]);
       for (const fd of taken) closeSync(fd);
@@ -172,18 +175,18 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
   );
 
   test('messages after a local close are ignored, and their descriptors are closed', async () => {
-    const [here, there] = socketPair();
-    const connection = createConnection(here, clock);
+    const [ownEnd, peerEnd] = socketPair();
+    const connection = createConnection(ownEnd, clock);
     const fd = createMarked(1);
-    sendParcel(there, { bytes: encode({ kind: 'adopt', ask: 1, mount: 'm', spec: 1 }), descriptors: [fd] });
+    sendParcel(peerEnd, { bytes: encode({ kind: 'adopt', ask: 1, mount: 'm', spec: 1 }), descriptors: [fd] });
     const heard = listen(connection, ['adopt']);
     connection.close();
     await eventually(
       () => heard.why,
-      (why) => why === 'closed here',
+      (why) => why === 'closed ownEnd',
     );
     expect(heard.messages).toEqual([]);
-    for (const each of [fd, there]) closeSync(each);
+    for (const each of [fd, peerEnd]) closeSync(each);
   });
 
   test('a process can exit while it waits for a message', async () => {
@@ -198,8 +201,8 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
   });
 
   test('a set of more descriptors than one message holds arrives complete', async () => {
-    const [here, there] = socketPair();
-    const [sender, receiver] = [createConnection(here, clock), createConnection(there, clock)];
+    const [ownEnd, peerEnd] = socketPair();
+    const [sender, receiver] = [createConnection(ownEnd, clock), createConnection(peerEnd, clock)];
     const held = createHeldDescriptors(createMarked(9999));
     for (let i = 0; i < 700; i++)
       held.addMount({ id: `m${i}`, spec: { i, password: 'x'.repeat(500) }, fd: createMarked(i) });

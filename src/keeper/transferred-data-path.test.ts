@@ -14,8 +14,8 @@ const clock = systemClock();
 describe.skipIf(needs('linux'))('a data path transferred from another keeper', () => {
   /** It has two mounts and has transferred them. */
   async function transferTwoMounts() {
-    const [here, there] = socketPair();
-    const [connection, peer] = [createConnection(here, clock), createConnection(there, clock)];
+    const [ownEnd, peerEnd] = socketPair();
+    const [connection, peer] = [createConnection(ownEnd, clock), createConnection(peerEnd, clock)];
     const arrivals: TransferredDataPath[] = [];
     const receivedMessages: Message[] = [];
     const child = { connection, end: async () => undefined, isDying: () => false, forget: () => undefined };

@@ -8,7 +8,7 @@ import { createRequests, type Requests } from './requests.ts';
 
 /*
  * A process can be killed between any two stores. This test kills it at each: the n-th store throws, nothing more is
- * done, and the next process must find everything. Stores that no process reads yet (plain ones, to an unused line) are
+ * done, and the next process required find everything. Stores that no process reads yet (plain ones, to an unused line) are
  * skipped.
  */
 
@@ -67,7 +67,7 @@ function createSharedJournal(): Disposable & { open(): JournalMemory } {
 }
 
 describe('requests in the journal', () => {
-  /** By id: requests that a successor must find, and those that it may find. */
+  /** By id: requests that a successor required find, and those that it may find. */
   interface ExpectedRequests {
     readonly required: Map<number, { readonly mount: number; readonly length: number }>;
     readonly allowed: Set<number>;
@@ -75,14 +75,14 @@ describe('requests in the journal', () => {
 
   const readRequest = (
     requests: Requests,
-    { required: must }: ExpectedRequests,
+    { required }: ExpectedRequests,
     mount: number,
     unique: number,
     length: number,
   ): number => {
     const slot = requests.arm(mount) ?? expect.fail();
     putRequest(slot, unique, length);
-    must.set(unique, { mount, length });
+    required.set(unique, { mount, length });
     return (requests.take(mount, slot, length) ?? expect.fail()).place;
   };
 
@@ -114,16 +114,13 @@ describe('requests in the journal', () => {
   const isWhole = (message: Message): boolean =>
     message.buffer.subarray(16, message.end).equals(Buffer.alloc(message.end - 16, unique(message) & 0xff));
 
-  function checkFound(
-    found: ReturnType<Requests['restoreUnfinished']>,
-    { required: must, allowed: may }: ExpectedRequests,
-  ): void {
+  function checkFound(found: ReturnType<Requests['restoreUnfinished']>, { required, allowed }: ExpectedRequests): void {
     const numbers = found.map(({ message }) => unique(message));
     expect(new Set(numbers).size).toBe(numbers.length);
-    expect(numbers).toEqual(expect.arrayContaining([...must.keys()]));
+    expect(numbers).toEqual(expect.arrayContaining([...required.keys()]));
     for (const { mount, message } of found) {
-      const known = must.get(unique(message));
-      if (known === undefined) expect(may).toContain(unique(message));
+      const known = required.get(unique(message));
+      if (known === undefined) expect(allowed).toContain(unique(message));
       else expect({ mount, length: message.end }).toEqual(known);
       expect(isWhole(message)).toBe(true);
     }

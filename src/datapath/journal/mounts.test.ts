@@ -6,8 +6,8 @@ import { createMountRows } from './mounts.ts';
 const handle = (text: string): Buffer => Buffer.from(text);
 
 test('a successor knows the options negotiated with the kernel and the root', () => {
-  using kept = keepJournal();
-  const rows = createMountRows(kept.open());
+  using journal = keepJournal();
+  const rows = createMountRows(journal.open());
   const one = rows.getOrCreate('sv1-one');
   const other = rows.getOrCreate('sv1-other');
   expect(rows.getOrCreate('sv1-one')).toEqual({
@@ -18,7 +18,7 @@ test('a successor knows the options negotiated with the kernel and the root', ()
   });
   rows.setRoot(other.index, handle('the root'));
   rows.setInitResult(other.index, { minor: 45, flags: ['asyncRead', 'initExt', 'hasResend'] });
-  const next = createMountRows(kept.open());
+  const next = createMountRows(journal.open());
   expect(next.getOrCreate('sv1-other')).toEqual({
     index: other.index,
     id: 'sv1-other',
@@ -31,21 +31,21 @@ test('a successor knows the options negotiated with the kernel and the root', ()
 });
 
 test('the number of mounts and the length of their ids are limited', () => {
-  using kept = keepJournal();
-  const rows = createMountRows(kept.open());
+  using journal = keepJournal();
+  const rows = createMountRows(journal.open());
   expect(() => rows.getOrCreate('x'.repeat(73))).toThrow('at most 72 bytes');
   for (let i = 0; i < maxMounts; i++) rows.getOrCreate(`${i}`);
   expect(() => rows.getOrCreate('one more')).toThrow('at most 1024 mounts');
 });
 
 test("a successor reads a mount's growth of its volume; the next mount in the row starts without growth", () => {
-  using kept = keepJournal();
-  const rows = createMountRows(kept.open());
+  using journal = keepJournal();
+  const rows = createMountRows(journal.open());
   const [one, other] = [rows.getOrCreate('one'), rows.getOrCreate('other')];
   expect(rows.storedGrowth(one.index).read()).toEqual({ epoch: 0, growth: 0 });
   rows.storedGrowth(one.index).write(3, -5 * 2 ** 40);
   rows.storedGrowth(other.index).write(2 ** 40, 2 ** 53 - 1);
-  const next = createMountRows(kept.open());
+  const next = createMountRows(journal.open());
   expect(next.storedGrowth(one.index).read()).toEqual({ epoch: 3, growth: -5 * 2 ** 40 });
   expect(next.storedGrowth(other.index).read()).toEqual({ epoch: 2 ** 40, growth: 2 ** 53 - 1 });
   expect(next.all().map(({ id }) => id)).toEqual(['one', 'other']);

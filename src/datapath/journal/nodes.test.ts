@@ -11,19 +11,19 @@ const root = handle('root');
 
 describe('the node table', () => {
   test('keeps one node per handle while the kernel knows it, also for a successor', () => {
-    using kept = keepJournal();
-    const nodes = createNodeTable(kept.open()).openMount(0, root);
-    const [one, again, other] = [
+    using journal = keepJournal();
+    const nodes = createNodeTable(journal.open()).openMount(0, root);
+    const [one, sameNode, other] = [
       nodes.addLookup(handle('a')),
       nodes.addLookup(handle('a')),
       nodes.addLookup(handle('b')),
     ];
-    expect(again.id).toBe(one.id);
+    expect(sameNode.id).toBe(one.id);
     expect(other.id).not.toBe(one.id);
     nodes.addOpen(one.id);
     nodes.setHiddenName(one.id, { directory: handle('dir'), name: '.nfs0123' });
 
-    const table = createNodeTable(kept.open());
+    const table = createNodeTable(journal.open());
     const next = table.openMount(0, root);
     expect(table.size).toBe(2);
     expect(next.get(one.id)).toEqual({ id: one.id, generation: one.generation, handle: handle('a'), opens: 1 });
@@ -35,21 +35,21 @@ describe('the node table', () => {
     expect(next.get(one.id)).toBeUndefined();
     expect(next.find(handle('a'))).toBeUndefined();
     // The id is reused with another generation.
-    const later = next.addLookup(handle('c'));
-    const reused = [later, next.addLookup(handle('d'))].find(({ id }) => id === one.id);
+    const nextNode = next.addLookup(handle('c'));
+    const reused = [nextNode, next.addLookup(handle('d'))].find(({ id }) => id === one.id);
     expect(reused?.generation).toBe(one.generation + 1);
   });
 
   test('reports lost data of a file to a successor, but not after the id is reused', () => {
-    using kept = keepJournal();
-    const nodes = createNodeTable(kept.open()).openMount(0, root);
+    using journal = keepJournal();
+    const nodes = createNodeTable(journal.open()).openMount(0, root);
     const [{ id }, other] = [nodes.addLookup(handle('a')), nodes.addLookup(handle('b'))];
     nodes.setDataLoss(id, 'ENOSPC');
-    const next = createNodeTable(kept.open()).openMount(0, root);
+    const next = createNodeTable(journal.open()).openMount(0, root);
     expect([next.dataLoss(id), next.dataLoss(other.id), next.dataLoss(1)]).toEqual(['ENOSPC', undefined, undefined]);
     // It is also known whether this loss was reported, and not the next one.
     for (const each of [id, other.id]) next.setLossReported(each);
-    const third = createNodeTable(kept.open()).openMount(0, root);
+    const third = createNodeTable(journal.open()).openMount(0, root);
     expect([third.isLossReported(id), third.dataLoss(id), third.isLossReported(other.id)]).toEqual([
       true,
       'ENOSPC',
@@ -66,8 +66,8 @@ describe('the node table', () => {
   });
 
   test('always has the root as node 1', () => {
-    using kept = keepJournal();
-    const table = createNodeTable(kept.open());
+    using journal = keepJournal();
+    const table = createNodeTable(journal.open());
     const [one, other] = [table.openMount(0, handle('r0')), table.openMount(1, handle('r1'))];
     expect(one.addLookup(handle('r0')).id).toBe(1);
     expect(other.get(1)?.handle).toEqual(handle('r1'));
@@ -77,8 +77,8 @@ describe('the node table', () => {
   });
 
   test('finds nodes by handle if an older program without hashes created them', () => {
-    using kept = keepJournal();
-    const memory = kept.open();
+    using journal = keepJournal();
+    const memory = journal.open();
     const nodes = createNodeTable(memory).openMount(0, root);
     const { id } = nodes.addLookup(handle('a'));
     const [chunk] = memory.chunks;
@@ -88,7 +88,7 @@ describe('the node table', () => {
     Buffer.from('.nfs0123456789abcdef01234567').forEach((byte, i) => {
       chunk?.setUint8(field(record.name) + 4 + i, byte);
     });
-    const next = createNodeTable(kept.open()).openMount(0, root);
+    const next = createNodeTable(journal.open()).openMount(0, root);
     expect(next.find(handle('a'))?.id).toBe(id);
     expect(next.addLookup(handle('a')).id).toBe(id);
     next.forget(id, 2);
@@ -96,20 +96,20 @@ describe('the node table', () => {
   });
 
   test('finds nodes by handle if an older program reused a record with a hash', () => {
-    using kept = keepJournal();
-    const memory = kept.open();
+    using journal = keepJournal();
+    const memory = journal.open();
     const { id } = createNodeTable(memory).openMount(0, root).addLookup(handle('a'));
     const [chunk] = memory.chunks;
     const field = (offset: number): number => (id - firstId) * record.size + offset;
     chunk?.setUint32(field(record.generation), 2, true);
     chunk?.setUint8(field(record.handle), handle('b')[0] ?? 0);
-    const next = createNodeTable(kept.open()).openMount(0, root);
+    const next = createNodeTable(journal.open()).openMount(0, root);
     expect([next.find(handle('a')), next.find(handle('b'))?.id]).toEqual([undefined, id]);
   });
 
   test('ignores work for a gone mount after its index was reused', () => {
-    using kept = keepJournal();
-    const memory = kept.open();
+    using journal = keepJournal();
+    const memory = journal.open();
     const [requests, table] = [createRequests(memory), createNodeTable(memory)];
     const nodesOfGoneMount = table.openMount(0, root);
     const slot = requests.arm(0) ?? expect.fail();
@@ -142,8 +142,8 @@ describe('the node table', () => {
   });
 
   test('separates mounts and removes all nodes of a removed one', () => {
-    using kept = keepJournal();
-    const table = createNodeTable(kept.open());
+    using journal = keepJournal();
+    const table = createNodeTable(journal.open());
     const [one, other] = [table.openMount(0, root), table.openMount(1, root)];
     const [firstNode, secondNode] = [one.addLookup(handle('same')), other.addLookup(handle('same'))];
     expect(firstNode.id).not.toBe(secondNode.id);
@@ -152,12 +152,12 @@ describe('the node table', () => {
     table.drop(0);
     expect(table.size).toBe(1);
     expect(other.get(secondNode.id)).toBeDefined();
-    expect(createNodeTable(kept.open()).size).toBe(1);
+    expect(createNodeTable(journal.open()).size).toBe(1);
   });
 
   test('replaces a stale handle', () => {
-    using kept = keepJournal();
-    const nodes = createNodeTable(kept.open()).openMount(0, root);
+    using journal = keepJournal();
+    const nodes = createNodeTable(journal.open()).openMount(0, root);
     const { id } = nodes.addLookup(handle('old'));
     nodes.changeHandle(id, handle('new'));
     expect(nodes.find(handle('old'))).toBeUndefined();
@@ -165,8 +165,8 @@ describe('the node table', () => {
   });
 
   test('returns nothing for ids unknown to the kernel', () => {
-    using kept = keepJournal();
-    const nodes = createNodeTable(kept.open()).openMount(0, root);
+    using journal = keepJournal();
+    const nodes = createNodeTable(journal.open()).openMount(0, root);
     nodes.addLookup(handle('a'));
     for (const id of [0, 3, 100_000, 2 ** 40, -1, Number.NaN]) {
       expect(nodes.get(id)).toBeUndefined();
@@ -177,8 +177,8 @@ describe('the node table', () => {
   });
 
   test('grows, and frees a hidden name without a file at the next start', () => {
-    using kept = keepJournal();
-    const memory = kept.open();
+    using journal = keepJournal();
+    const memory = journal.open();
     const table = createNodeTable(memory);
     const nodes = table.openMount(0, root);
     const fileCount = (chunkSize / record.size) * 2 + 10;
@@ -189,10 +189,10 @@ describe('the node table', () => {
     // Killed after the node was removed and before its hidden name was.
     const chunk = memory.chunks[0] ?? expect.fail();
     chunk.setUint32((id - 2) * record.size + record.owner, 0, true);
-    const next = createNodeTable(kept.open());
+    const next = createNodeTable(journal.open());
     expect(next.size).toBe(fileCount - 1);
     expect(
-      createNodeTable(kept.open())
+      createNodeTable(journal.open())
         .openMount(0, root)
         .find(handle(`file ${fileCount - 1}`)),
     ).toBeDefined();
@@ -206,11 +206,11 @@ describe('the node table', () => {
     );
     fc.assert(
       fc.property(fc.array(step, { maxLength: 60 }), (steps) => {
-        using kept = keepJournal();
-        let nodes = createNodeTable(kept.open()).openMount(0, root);
+        using journal = keepJournal();
+        let nodes = createNodeTable(journal.open()).openMount(0, root);
         const model = new Map<number, { id: number; lookups: number }>();
         for (const one of steps) {
-          if (one.do === 'restart') nodes = createNodeTable(kept.open()).openMount(0, root);
+          if (one.do === 'restart') nodes = createNodeTable(journal.open()).openMount(0, root);
           else if (one.do === 'lookup') {
             const { id } = nodes.addLookup(handle(`h${one.key}`));
             const known = model.get(one.key);

@@ -13,8 +13,8 @@ const unique = (message: Message): number => message.view.getUint32(8, true);
 
 describe('requests in the journal', () => {
   test('a successor finds unanswered requests and their phase', () => {
-    using kept = keepJournal(8);
-    const requests = createRequests(kept.open());
+    using journal = keepJournal(8);
+    const requests = createRequests(journal.open());
     const armed = requests.arm(3) ?? expect.fail();
     const read = (number: number, length = 100): number =>
       (requests.take(3, armed, putRequest(armed, number, length)) ?? expect.fail()).place;
@@ -35,9 +35,9 @@ describe('requests in the journal', () => {
     expect(last).not.toBe(armed);
     putRequest(last, 6, 200);
 
-    const next = createRequests(kept.open());
-    const left = next.restoreUnfinished();
-    expect(left.map(({ mount, phase, message }) => [unique(message), mount, phase, message.end])).toEqual([
+    const next = createRequests(journal.open());
+    const unfinished = next.restoreUnfinished();
+    expect(unfinished.map(({ mount, phase, message }) => [unique(message), mount, phase, message.end])).toEqual([
       [1, 3, 'taken', 100],
       [2, 3, 'sent', 100],
       [3, 3, 'done', 100],
@@ -49,17 +49,17 @@ describe('requests in the journal', () => {
     expect(next.find(done)).toEqual({ kind: 'gone', handle: handle('a handle') });
     expect(next.keptAnswer(done).toString()).toBe('the answer');
     expect(next.isBehind(behind)).toBe(true);
-    const data = left.find(({ place }) => place === behind)?.message.buffer;
+    const data = unfinished.find(({ place }) => place === behind)?.message.buffer;
     expect(data?.subarray(16, longBytes).every((byte) => byte === 5)).toBe(true);
     expect(next.held).toEqual({ lines: 5, slots: 1 });
-    for (const { place } of left) next.free(place);
+    for (const { place } of unfinished) next.free(place);
     expect(next.held).toEqual({ lines: 0, slots: 0 });
-    expect(createRequests(kept.open()).restoreUnfinished()).toEqual([]);
+    expect(createRequests(journal.open()).restoreUnfinished()).toEqual([]);
   });
 
   test('a line is freed once, and not by work for a gone mount', () => {
-    using kept = keepJournal(8);
-    const requests = createRequests(kept.open());
+    using journal = keepJournal(8);
+    const requests = createRequests(journal.open());
     const take = (mount: number, length: number): number => {
       const slot = requests.arm(mount) ?? expect.fail();
       return (requests.take(mount, slot, putRequest(slot, 2, length)) ?? expect.fail()).place;
@@ -75,16 +75,16 @@ describe('requests in the journal', () => {
   });
 
   test('a successor knows which requests were interrupted, wherever they lie', () => {
-    using kept = keepJournal(8);
-    const requests = createRequests(kept.open());
+    using journal = keepJournal(8);
+    const requests = createRequests(journal.open());
     const read = (number: number, length: number): number => {
       const armed = requests.arm(3) ?? expect.fail();
       return (requests.take(3, armed, putRequest(armed, number, length)) ?? expect.fail()).place;
     };
     const places = [read(0x8000_0002, 100), read(4, 5000), read(6, longBytes), read(8, 100)];
     for (const place of places.slice(0, 3)) requests.markInterrupted(place);
-    const left = createRequests(kept.open()).restoreUnfinished();
-    expect(left.map(({ message, isInterrupted }) => [unique(message), isInterrupted])).toEqual([
+    const unfinished = createRequests(journal.open()).restoreUnfinished();
+    expect(unfinished.map(({ message, isInterrupted }) => [unique(message), isInterrupted])).toEqual([
       [0x8000_0002, true],
       [4, true],
       [6, true],
@@ -93,22 +93,23 @@ describe('requests in the journal', () => {
     // Another request in the same line was not interrupted.
     for (const place of places) requests.free(place);
     for (const number of [10, 12, 14, 16]) read(number, 100);
-    for (const { isInterrupted } of createRequests(kept.open()).restoreUnfinished()) expect(isInterrupted).toBe(false);
+    for (const { isInterrupted } of createRequests(journal.open()).restoreUnfinished())
+      expect(isInterrupted).toBe(false);
   });
 
   test('a successor knows the age of a request even if the time of day was set', () => {
-    using kept = keepJournal(8);
+    using journal = keepJournal(8);
     const clock = createFakeClock();
     // 0: not recorded.
     clock.advance(1);
-    const requests = createRequests(kept.open(), clock);
+    const requests = createRequests(journal.open(), clock);
     const armed = requests.arm(3) ?? expect.fail();
     requests.take(3, armed, putRequest(armed, 2, 100));
     clock.advance(1_000);
     requests.take(3, armed, putRequest(armed, 4, 100));
     clock.advance(500);
     const ages = (): readonly number[] =>
-      createRequests(kept.open(), clock)
+      createRequests(journal.open(), clock)
         .restoreUnfinished()
         .map(({ ageMs }) => ageMs);
     expect(ages()).toEqual([1_500, 500]);
@@ -117,23 +118,25 @@ describe('requests in the journal', () => {
     clock.jump(2_000_000);
     expect(ages()).toEqual([1_500, 500]);
     // A request read by a process that did not record its time.
-    createRequests(kept.open()).take(3, armed, putRequest(armed, 6, 100));
+    createRequests(journal.open()).take(3, armed, putRequest(armed, 6, 100));
     expect(ages()).toEqual([1_500, 500, 0]);
   });
 
   test('medium requests are moved to cells while there is room', () => {
-    using kept = keepJournal(8);
-    const requests = createRequests(kept.open());
+    using journal = keepJournal(8);
+    const requests = createRequests(journal.open());
     const armed = requests.arm(0) ?? expect.fail();
     const sizes = [700, 4096 + 80, 8192, 8193, 65_536 + 80];
     for (const [i, size] of sizes.entries()) {
       requests.take(0, armed, putRequest(armed, i + 1, size));
       expect(requests.arm(0)).toBe(armed);
     }
-    const next = createRequests(kept.open());
-    const left = next.restoreUnfinished();
-    expect(left.map(({ message }) => [unique(message), message.end])).toEqual(sizes.map((size, i) => [i + 1, size]));
-    for (const { message, place } of left) {
+    const next = createRequests(journal.open());
+    const unfinished = next.restoreUnfinished();
+    expect(unfinished.map(({ message }) => [unique(message), message.end])).toEqual(
+      sizes.map((size, i) => [i + 1, size]),
+    );
+    for (const { message, place } of unfinished) {
       expect(message.buffer.subarray(16, message.end).every((byte) => byte === unique(message))).toBe(true);
       next.free(place);
     }
@@ -151,19 +154,19 @@ describe('requests in the journal', () => {
   });
 
   test('a request stored in two places because of a kill counts once', () => {
-    using kept = keepJournal();
-    const requests = createRequests(kept.open());
+    using journal = keepJournal();
+    const requests = createRequests(journal.open());
     const armed = requests.arm(0) ?? expect.fail();
     requests.take(0, armed, putRequest(armed, 9, 50));
     putRequest(armed, 9, 50);
-    const next = createRequests(kept.open());
+    const next = createRequests(journal.open());
     expect(next.restoreUnfinished()).toHaveLength(1);
     expect(next.held).toEqual({ lines: 1, slots: 0 });
   });
 
   test('a reused line has no data of its former request', () => {
-    using kept = keepJournal(1);
-    const requests = createRequests(kept.open());
+    using journal = keepJournal(1);
+    const requests = createRequests(journal.open());
     const armed = requests.arm(7) ?? expect.fail();
     const first = requests.take(7, armed, putRequest(armed, 1, longBytes)) ?? expect.fail();
     expect(requests.arm(7)).toBeUndefined();
@@ -174,21 +177,21 @@ describe('requests in the journal', () => {
     const second = requests.take(8, reusedSlot, putRequest(reusedSlot, 2, 60)) ?? expect.fail();
     expect(second.place).toBe(first.place);
     expect(requests.find(second.place)).toBeUndefined();
-    expect(createRequests(kept.open()).restoreUnfinished()).toMatchObject([{ mount: 8, phase: 'taken' }]);
+    expect(createRequests(journal.open()).restoreUnfinished()).toMatchObject([{ mount: 8, phase: 'taken' }]);
   });
 
   test('an answer is stored only for a call that was sent', () => {
-    using kept = keepJournal();
-    const requests = createRequests(kept.open());
+    using journal = keepJournal();
+    const requests = createRequests(journal.open());
     const armed = requests.arm(0) ?? expect.fail();
     const { place } = requests.take(0, armed, putRequest(armed, 1, 60)) ?? expect.fail();
     requests.keepAnswer(place, Buffer.from('cheap to do again'));
-    expect(createRequests(kept.open()).restoreUnfinished()).toMatchObject([{ phase: 'taken' }]);
+    expect(createRequests(journal.open()).restoreUnfinished()).toMatchObject([{ phase: 'taken' }]);
   });
 
   test('all lines and slots of a removed mount are freed', () => {
-    using kept = keepJournal();
-    const requests = createRequests(kept.open());
+    using journal = keepJournal();
+    const requests = createRequests(journal.open());
     for (const mount of [1, 2, 1]) {
       const armed = requests.arm(mount) ?? expect.fail();
       requests.take(mount, armed, putRequest(armed, mount, longBytes));
@@ -200,8 +203,8 @@ describe('requests in the journal', () => {
   });
 
   test('a request that finds no room stays in its slot', () => {
-    using kept = keepJournal();
-    const requests = createRequests(kept.open());
+    using journal = keepJournal();
+    const requests = createRequests(journal.open());
     const armed = requests.arm(0) ?? expect.fail();
     for (let i = 1; i <= lineCount / 2; i++) expect(requests.take(0, armed, putRequest(armed, i, 60))).toBeDefined();
     expect(requests.take(0, armed, putRequest(armed, lineCount + 1, 60))).toBeUndefined();
@@ -211,10 +214,10 @@ describe('requests in the journal', () => {
   });
 
   test('a mount can always take another request, however many other mounts have taken, also in a successor', () => {
-    using kept = keepJournal(16);
-    let requests = createRequests(kept.open());
+    using journal = keepJournal(16);
+    let requests = createRequests(journal.open());
     for (let mount = 0; mount < 5; mount++) {
-      if (mount === 3) requests = createRequests(kept.open());
+      if (mount === 3) requests = createRequests(journal.open());
       if (mount === 3) requests.restoreUnfinished();
       const armed = requests.arm(mount) ?? expect.fail();
       let [taken, unique] = [0, 0];
@@ -226,8 +229,8 @@ describe('requests in the journal', () => {
   });
 
   test('long requests of one mount leave slots for reading those of others', () => {
-    using kept = keepJournal(16);
-    const requests = createRequests(kept.open());
+    using journal = keepJournal(16);
+    const requests = createRequests(journal.open());
     let [taken, armed] = [0, requests.arm(0) ?? expect.fail()];
     while (requests.take(0, armed, putRequest(armed, 1 + taken, longBytes)) !== undefined) {
       taken++;
@@ -243,13 +246,13 @@ describe('requests in the journal', () => {
   describe('data paths that died during requests', () => {
     /** Runs `action` in a process that then dies. Returns how often each request was blamed before. */
     function crashCountsAfter(
-      kept: ReturnType<typeof keepJournal>,
+      journal: ReturnType<typeof keepJournal>,
       action: (requests: Requests) => void,
     ): readonly number[] {
-      const requests = createRequests(kept.open());
-      const left = requests.restoreUnfinished();
+      const requests = createRequests(journal.open());
+      const unfinished = requests.restoreUnfinished();
       action(requests);
-      return left.map(({ crashCount }) => crashCount);
+      return unfinished.map(({ crashCount }) => crashCount);
     }
     const readTwoRequests = (requests: Requests): void => {
       const armed = requests.arm(0) ?? expect.fail();
@@ -258,33 +261,33 @@ describe('requests in the journal', () => {
     const doNothing = (): void => undefined;
 
     test('are not counted if they were told to stop', () => {
-      using kept = keepJournal();
-      crashCountsAfter(kept, readTwoRequests);
-      crashCountsAfter(kept, (requests) => requests.markStopping());
-      expect(crashCountsAfter(kept, doNothing)).toEqual([1, 1]);
-      expect(crashCountsAfter(kept, doNothing)).toEqual([2, 2]);
+      using journal = keepJournal();
+      crashCountsAfter(journal, readTwoRequests);
+      crashCountsAfter(journal, (requests) => requests.markStopping());
+      expect(crashCountsAfter(journal, doNothing)).toEqual([1, 1]);
+      expect(crashCountsAfter(journal, doNothing)).toEqual([2, 2]);
     });
 
     test('are counted for all requests three times, then only for the suspect', () => {
-      using kept = keepJournal();
-      crashCountsAfter(kept, readTwoRequests);
-      for (let i = 1; i <= 3; i++) expect(crashCountsAfter(kept, doNothing)).toEqual([i, i]);
-      expect(crashCountsAfter(kept, (requests) => requests.setSuspect(1))).toEqual([3, 3]);
-      expect(crashCountsAfter(kept, (requests) => requests.setSuspect(1))).toEqual([3, 4]);
-      expect(crashCountsAfter(kept, doNothing)).toEqual([3, 5]);
-      expect(crashCountsAfter(kept, doNothing)).toEqual([3, 5]);
+      using journal = keepJournal();
+      crashCountsAfter(journal, readTwoRequests);
+      for (let i = 1; i <= 3; i++) expect(crashCountsAfter(journal, doNothing)).toEqual([i, i]);
+      expect(crashCountsAfter(journal, (requests) => requests.setSuspect(1))).toEqual([3, 3]);
+      expect(crashCountsAfter(journal, (requests) => requests.setSuspect(1))).toEqual([3, 4]);
+      expect(crashCountsAfter(journal, doNothing)).toEqual([3, 5]);
+      expect(crashCountsAfter(journal, doNothing)).toEqual([3, 5]);
     });
   });
 
   test('a request that found no room is found by a successor', () => {
-    using kept = keepJournal();
-    const requests = createRequests(kept.open());
+    using journal = keepJournal();
+    const requests = createRequests(journal.open());
     const slot = requests.arm(0) ?? expect.fail();
     for (let i = 1; i <= lineCount / 2; i++) requests.take(0, slot, putRequest(slot, i, 60));
     requests.take(0, slot, putRequest(slot, lineCount + 1, 60));
     // Another mount had memory for only one.
     requests.arm(1);
-    const next = createRequests(kept.open());
+    const next = createRequests(journal.open());
     expect(next.restoreUnfinished()).toHaveLength(lineCount / 2);
     expect(next.findUnplaced(0)).toMatchObject({ slot: { place: slot.place }, length: 60 });
     expect(next.findUnplaced(1)).toBeUndefined();
@@ -329,10 +332,10 @@ describe('requests in the journal', () => {
     }
 
     test('is returned after some seconds without use, except for a few slots', () => {
-      using kept = keepJournal(64);
+      using journal = keepJournal(64);
       const clock = createFakeClock();
-      const requests = createRequests(kept.open(), clock);
-      const usedMib = (): number => (fstatSync(kept.fd).blocks * 512) / mebibyte;
+      const requests = createRequests(journal.open(), clock);
+      const usedMib = (): number => (fstatSync(journal.fd).blocks * 512) / mebibyte;
       const before = usedMib();
       readAndFree(requests, 50);
       expect(usedMib() - before).toBeGreaterThan(45);
@@ -350,26 +353,26 @@ describe('requests in the journal', () => {
     });
 
     test('is returned if a predecessor had used it', () => {
-      using kept = keepJournal(64);
-      readAndFree(createRequests(kept.open()), 50);
-      const armed = createRequests(kept.open()).arm(0) ?? expect.fail();
+      using journal = keepJournal(64);
+      readAndFree(createRequests(journal.open()), 50);
+      const armed = createRequests(journal.open()).arm(0) ?? expect.fail();
       const last = putRequest(armed, 7, longBytes);
       const clock = createFakeClock();
-      const requests = createRequests(kept.open(), clock);
-      const left = requests.restoreUnfinished();
+      const requests = createRequests(journal.open(), clock);
+      const unfinished = requests.restoreUnfinished();
       clock.advance(5_000);
-      expect((fstatSync(kept.fd).blocks * 512) / mebibyte).toBeLessThan(15);
-      expect(left[0]?.message.buffer.subarray(16, last).every((byte) => byte === 7)).toBe(true);
+      expect((fstatSync(journal.fd).blocks * 512) / mebibyte).toBeLessThan(15);
+      expect(unfinished[0]?.message.buffer.subarray(16, last).every((byte) => byte === 7)).toBe(true);
     });
 
     test('is not returned by a stopped process: its successor owns it', () => {
-      using kept = keepJournal(64);
+      using journal = keepJournal(64);
       const clock = createFakeClock();
-      const requests = createRequests(kept.open(), clock);
+      const requests = createRequests(journal.open(), clock);
       readAndFree(requests, 50);
       requests.markStopping();
       clock.advance(20_000);
-      expect((fstatSync(kept.fd).blocks * 512) / mebibyte).toBeGreaterThan(45);
+      expect((fstatSync(journal.fd).blocks * 512) / mebibyte).toBeGreaterThan(45);
     });
   });
 });

@@ -35,8 +35,8 @@ function* rowsOf(fd: number): Generator<string> {
 }
 
 /** One of each kind. */
-function writeOneOfEach(kept: ReturnType<typeof keepJournal>): void {
-  const memory = kept.open();
+function writeOneOfEach(journal: ReturnType<typeof keepJournal>): void {
+  const memory = journal.open();
   const rows = createMountRows(memory);
   const [one, other] = [rows.getOrCreate('sv1-one').index, rows.getOrCreate('sv1-other').index];
   rows.setRoot(other, root);
@@ -71,9 +71,9 @@ function writeOneOfEach(kept: ReturnType<typeof keepJournal>): void {
 }
 
 test('the journal is byte for byte that of 0.1', () => {
-  using kept = keepJournal(slots);
-  writeOneOfEach(kept);
-  expect([`size ${fstatSync(kept.fd).size}`, ...rowsOf(kept.fd)]).toEqual(storedRows);
+  using journal = keepJournal(slots);
+  writeOneOfEach(journal);
+  expect([`size ${fstatSync(journal.fd).size}`, ...rowsOf(journal.fd)]).toEqual(storedRows);
 });
 
 test('fields that only requests in flight and crashes write keep their offsets', () => {
@@ -87,16 +87,16 @@ test('fields that only requests in flight and crashes write keep their offsets',
 });
 
 test('a data path continues from a journal that 0.1 left', () => {
-  using kept = keepJournal(slots);
+  using journal = keepJournal(slots);
   // Gives the file the same size, including a chunk of nodes.
-  writeOneOfEach(kept);
-  for (const line of rowsOf(kept.fd))
-    writeSync(kept.fd, Buffer.alloc(rowBytes), 0, rowBytes, Number(line.split(' ')[0]));
+  writeOneOfEach(journal);
+  for (const line of rowsOf(journal.fd))
+    writeSync(journal.fd, Buffer.alloc(rowBytes), 0, rowBytes, Number(line.split(' ')[0]));
   for (const line of storedRows.slice(1)) {
     const [at = '', bytes = ''] = line.split(' ');
-    writeSync(kept.fd, Buffer.from(bytes, 'hex'), 0, rowBytes, Number(at));
+    writeSync(journal.fd, Buffer.from(bytes, 'hex'), 0, rowBytes, Number(at));
   }
-  const memory = kept.open();
+  const memory = journal.open();
   const rows = createMountRows(memory);
   expect(rows.all()).toEqual([
     { index: 0, id: 'sv1-one', root: undefined, initResult: undefined },
@@ -105,9 +105,9 @@ test('a data path continues from a journal that 0.1 left', () => {
   expect(rows.storedGrowth(1).read()).toEqual({ epoch: 3, growth: -5 * 2 ** 40 });
 
   const requests = createRequests(memory);
-  const left = requests.restoreUnfinished();
+  const unfinished = requests.restoreUnfinished();
   expect(
-    left.map(({ mount, phase, message, isInterrupted, order }) => [
+    unfinished.map(({ mount, phase, message, isInterrupted, order }) => [
       message.view.getUint32(8, true),
       message.end,
       mount,
@@ -124,13 +124,13 @@ test('a data path continues from a journal that 0.1 left', () => {
     [6, 500, 0, 'behind', false, 1],
     [7, 200, 0, 'taken', false, 0],
   ]);
-  const [, made, done, moved, , behind] = left.map(({ place }) => place);
+  const [, made, done, moved, , behind] = unfinished.map(({ place }) => place);
   expect(requests.find(made ?? -1)).toEqual({ kind: 'made', seconds: 1_700_000_000, nanoseconds: 999_999_999 });
   expect(requests.find(done ?? -1)).toEqual({ kind: 'gone', handle: handle('a handle') });
   expect(requests.keptAnswer(done ?? -1).toString()).toBe('the answer');
   expect(requests.find(moved ?? -1)).toEqual({ kind: 'moved', handle: handle('another handle') });
   expect(requests.isBehind(behind ?? -1)).toBe(true);
-  expect(left[5]?.message.buffer.subarray(16, 500).every((byte) => byte === 6)).toBe(true);
+  expect(unfinished[5]?.message.buffer.subarray(16, 500).every((byte) => byte === 6)).toBe(true);
 
   const nodes = createNodeTable(memory).openMount(1, root);
   const file = nodes.find(handle('a file'));
