@@ -8,10 +8,10 @@ import { run, runFioVerify } from '#testing/workloads.ts';
 import type { MountSpec } from './mount-spec.ts';
 
 describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume', () => {
-  const it = exportedByGanesha();
+  const exported = exportedByGanesha();
 
-  async function mounted(mounts: KeeperMounts, options: Partial<MountSpec> = {}): Promise<KeeperMount> {
-    return await mounts.mount(await sourceOf(it.server, it.folder), options);
+  async function mountExported(mounts: KeeperMounts, options: Partial<MountSpec> = {}): Promise<KeeperMount> {
+    return await mounts.mount(await sourceOf(exported.server, exported.folder), options);
   }
 
   /**
@@ -52,7 +52,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume
     ];
     const sizes = ['--chdir-dirs=64', '--dentries=64', '--dir-dirs=64', '--hdd-bytes=1m', '--iomix-bytes=1m'];
     await using mounts = await startKeeperMounts();
-    const { at } = await mounted(mounts);
+    const { at } = await mountExported(mounts);
     const bounds = ['--verify', '--timeout', '8s', '--temp-path', at, ...sizes, '--seek-size=1m'];
     await run('stress-ng', [...bounds, ...stressors.flatMap((name) => [`--${name}=1`, `--${name}-ops=30`])], {
       cwd: at,
@@ -63,20 +63,20 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume
 
   test.skipIf(needs('c-source'))('tar and make produce correct output', async () => {
     await using mounts = await startKeeperMounts();
-    const { at, on } = await mounted(mounts);
+    const { at, on } = await mountExported(mounts);
     await run('tar', ['-C', at, '-xf', toolPath('c-source')]);
     const folder = on('bzip2-1.0.8');
     const { stdout, stderr } = await run('make', ['-C', folder, '-j2', 'CFLAGS=-O0']);
     expect(stdout).toContain("If you got this far and the 'cmp's didn't complain");
     expect(stderr).not.toMatch(/clock skew|in the future/i);
-    // By its times, everything is up to date.
+    // The times say that everything is up to date.
     await run('make', ['-C', folder, '-q', 'libbz2.a', 'bzip2', 'bzip2recover']);
     await run('rm', ['-r', folder]);
     await run('umount', [at]);
   });
 
   /** Input for `git fast-import`: commits that change a few of many files. */
-  function history(): string {
+  function gitHistory(): string {
     const commits = Array.from({ length: 40 }, (_, commit) => {
       const files = Array.from({ length: 25 }, (_unused, i) => {
         const text = `${commit} ${i}\n`.repeat(20 + ((commit * 7 + i) % 200));
@@ -91,14 +91,14 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume
 
   test.skipIf(needs('git'))('git works on the volume', async () => {
     await using mounts = await startKeeperMounts();
-    const { at, on } = await mounted(mounts);
+    const { at, on } = await mountExported(mounts);
     const env = { ...process.env, GIT_CONFIG_GLOBAL: '/dev/null', GIT_CONFIG_SYSTEM: '/dev/null', HOME: mounts.folder };
     const [origin, clone] = [join(mounts.folder, 'origin'), on('clone')];
-    const git = async (where: string, ...args: readonly string[]): Promise<string> =>
-      (await run('git', ['-C', where, ...args], { env })).stdout;
+    const git = async (folder: string, ...args: readonly string[]): Promise<string> =>
+      (await run('git', ['-C', folder, ...args], { env })).stdout;
     await git('/', 'init', '--quiet', '--bare', '--initial-branch=main', origin);
     const stream = join(mounts.folder, 'stream');
-    writeFileSync(stream, history());
+    writeFileSync(stream, gitHistory());
     await run('sh', ['-c', 'git -C "$1" fast-import --quiet <"$2"', 'sh', origin, stream], { env });
     await git('/', 'clone', '--quiet', `file://${origin}`, clone);
     expect(await git(clone, 'fsck', '--full', '--strict')).toBe('');
@@ -113,45 +113,47 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume
 
   test.skipIf(needs('fio'))('shared memory maps keep what is written to them', async () => {
     await using mounts = await startKeeperMounts();
-    const { at, on } = await mounted(mounts);
+    const { at, on } = await mountExported(mounts);
     await runFioVerify(at, mounts.folder, '--ioengine=mmap', '--fsync=8');
     const names = ['x.0.0', 'x.1.0'];
-    for (const name of names) await run('cmp', [on(name), it.on(name)]);
+    for (const name of names) await run('cmp', [on(name), exported.on(name)]);
     await run('umount', [at]);
   });
 
   describe('SQLite', () => {
     const program = join(import.meta.dirname, '..', 'testing', 'sqlite-writer.ts');
-    const write = (file: string, ...how: readonly string[]) =>
-      run(process.execPath, ['--disable-warning=ExperimentalWarning', program, file, ...how]);
+    const writeEntries = (file: string, ...args: readonly string[]) =>
+      run(process.execPath, ['--disable-warning=ExperimentalWarning', program, file, ...args]);
     const countScript = `
       import { DatabaseSync } from 'node:sqlite';
       using database = new DatabaseSync(process.argv[1], { readOnly: true });
       const [{ integrity_check }] = database.prepare('PRAGMA integrity_check').all();
       const { last, count } = database.prepare('SELECT max(number) AS last, count(*) AS count FROM entries').get();
       console.log(integrity_check, last, count);`;
-    const counted = async (file: string): Promise<string> => {
+    const checkDatabase = async (file: string): Promise<string> => {
       const flags = ['--disable-warning=ExperimentalWarning', '--input-type=module', '--eval'];
       return (await run(process.execPath, [...flags, countScript, file])).stdout;
     };
 
     test.each(['DELETE', 'WAL'])(
-      'SQLite works with locks of the node, two processes and journal mode %s',
+      'SQLite works with node-local locks, two writing processes and journal mode %s',
       async (mode) => {
         await using mounts = await startKeeperMounts();
-        const { at, on } = await mounted(mounts, { locks: 'node' });
-        const each = 60;
-        await Promise.all(['a', 'b'].map((writer) => write(on('database'), writer, `${each}`, mode)));
-        expect(await counted(on('database'))).toBe(`ok ${2 * each} ${2 * each}\n`);
+        const { at, on } = await mountExported(mounts, { locks: 'node' });
+        const entriesPerWriter = 60;
+        await Promise.all(
+          ['a', 'b'].map((writer) => writeEntries(on('database'), writer, `${entriesPerWriter}`, mode)),
+        );
+        expect(await checkDatabase(on('database'))).toBe(`ok ${2 * entriesPerWriter} ${2 * entriesPerWriter}\n`);
         await run('umount', [at]);
       },
     );
 
     test('SQLite reports an error if locks are refused', async () => {
       await using mounts = await startKeeperMounts();
-      const { at, on } = await mounted(mounts, { locks: 'refused' });
+      const { at, on } = await mountExported(mounts, { locks: 'refused' });
       for (const mode of ['DELETE', 'WAL'])
-        await expect(write(on('database'), 'a', '1', mode, '300')).rejects.toThrow(
+        await expect(writeEntries(on('database'), 'a', '1', mode, '300')).rejects.toThrow(
           /database is locked|disk I\/O error/,
         );
       await run('touch', [on('file')]);

@@ -4,76 +4,78 @@ import type { Attributes, Wcc } from '#wire/nfs3/structures.ts';
 import { attrOf } from './attr.ts';
 import { createAttributeTtl } from './attribute-ttl.ts';
 import type { CacheLimit } from './cache-limit.ts';
-import { areSameRights, createRightsOf, type Rights } from './identity.ts';
+import { areSameRights, createRightsReducer, type Rights } from './identity.ts';
 import { createKernelRights } from './kernel-rights.ts';
-import { followChain, isNewer, isSameContent, isUnchanged, latestSize, sizeOf, type WccChain } from './wcc-chain.ts';
+import { followChain, isNewer, isSameContent, isUnchanged, latestSize, maxSize, type WccChain } from './wcc-chain.ts';
 
 /**
- * Attributes of each node, updated by every reply that carries some. Replies may overtake each other: a reply requested
- * before one of our own changes ended is not believed against that change.
+ * Attributes of each node, updated by every reply that carries attributes. Replies may overtake each other: a reply to
+ * a request sent before one of this client's changes finished does not override the result of that change.
  */
 export interface AttributeCache extends Disposable {
-  /** Take this before a call and pass it as `since` with the call's result. */
-  now(): number;
+  /** Read this before a call and pass it to `update` with the call's result. */
+  eventNumber(): number;
   /** The last attributes seen, however old. */
-  last(id: number): Attributes | undefined;
+  lastSeen(id: number): Attributes | undefined;
   /** The size in the newest reply, even while our own changes are in flight. */
   size(id: number): number | undefined;
   /** Remaining ms that the attributes are fresh. */
   freshMs(id: number): number;
   /** Infinity: the attributes are known to be wrong. */
   ageMs(id: number): number;
-  /** How long new knowledge about the node or names in it may be cached; longer if it has not changed for long. */
+  /**
+   * How long new attributes of the node, or names in it, may be cached; longer if the node has not changed for long.
+   */
   ttlOf(id: number): number;
   /**
    * Records attributes from a reply. `at`: when it arrived, if not now. Returns the best known attributes, which differ
    * from the reply's if a change of our own came in between.
    */
-  update(id: number, attributes: Attributes, since: number, at?: number): Attributes;
-  /** Starts a change of our own. Its `ended` must be called with what the server said about it. */
-  change(id: number): OwnChange;
-  /** A call of ours changed its links or ctime without returning new attributes. */
+  update(id: number, attributes: Attributes, eventNumber: number, at?: number): Attributes;
+  /** Starts a change by this client. Call `finish` with the attributes in the reply, however the change ends. */
+  beginChange(id: number): OwnChange;
+  /** A call of this client changed the node's link count or ctime, and its reply had no attributes. */
   expire(id: number): void;
   /** Changes whenever another client changed the node: its cached content is then invalid. */
   epoch(id: number): number;
   /** Builds the reply to the kernel and records what the kernel knows from it. */
   attrReply(id: number): AttrReply;
   /**
-   * What the kernel has cached; undefined if a predecessor sent it. `isAll`: the kernel knows of all changes by other
-   * clients.
+   * The size and rights that the kernel has cached; undefined if a predecessor sent them. `isCurrent`: the kernel knows
+   * of all changes by other clients.
    */
   kernelView(id: number): {
     readonly size: number | undefined;
     readonly rights: Rights | undefined;
-    readonly isAll: boolean;
+    readonly isCurrent: boolean;
   };
   /** The rights by which the kernel permits access; if unknown, those last seen. */
   kernelRights(id: number): Rights | undefined;
-  /** The kernel knows by itself (from its own write) that the file is at least this long. */
-  grew(id: number, size: number): void;
+  /** Records that the kernel knows, from its own write, that the file has at least this size. */
+  recordKernelSize(id: number, size: number): void;
   /** Sets whether one of its links is a hidden name, which is not shown. */
   setHidden(id: number, isHidden: boolean): void;
   forget(id: number): void;
 }
 
 export interface OwnChange {
-  ended(wcc: Wcc | undefined): void;
+  finish(wcc: Wcc | undefined): void;
 }
 
 interface CachedAttributes extends WccChain {
   attributes: Attributes | undefined;
-  /** When they arrived. -Infinity: not to be relied on. */
-  at: number;
-  /** How long they are fresh from then on. */
+  /** Time when the attributes arrived. -Infinity: they may be wrong. */
+  arrivedAt: number;
+  /** How long the attributes are fresh after `arrivedAt`. */
   ttlMs: number;
   /** Event number of the last update. */
-  order: number;
+  lastEvent: number;
   epoch: number;
-  /** Own changes in flight. */
-  changing: number;
+  /** Number of this client's changes in flight. */
+  changesInFlight: number;
   isChainBroken: boolean;
   isMetadataChanged: boolean;
-  /** Changed by us. */
+  /** This client has changed the node. */
   isChangedHere: boolean;
   kernelSize: number | undefined;
   kernelRights: Rights | undefined;
@@ -90,15 +92,15 @@ export interface AttributeCacheOptions {
   readonly limit: CacheLimit;
   /** The group shown for every object. Default: its own. */
   readonly group?: number | undefined;
-  /** The minimum size of a file by writes that the server has not answered. Undefined: it has answered all. */
-  readonly end?: (id: number) => number | undefined;
+  /** End of the unanswered writes of a file: its minimum size. Undefined: the server has answered all writes. */
+  readonly unansweredEnd?: (id: number) => number | undefined;
 }
 
-const never = Number.NEGATIVE_INFINITY;
-/** The part of the cache that is dropped at once to make room. */
-const droppedPart = 0.1;
-/** Overlapping changes are ordered by their before and after attributes; more than this many are not. */
-const maxOverlapping = 64;
+const untrustedTime = Number.NEGATIVE_INFINITY;
+/** Fraction of the cache to drop when the limit is exceeded. */
+const dropRatio = 0.1;
+/** Up to this many overlapping changes are put in order by their before and after attributes. */
+const maxOverlappingChanges = 64;
 
 export function createAttributeCache({
   clock,
@@ -106,32 +108,32 @@ export function createAttributeCache({
   isHidden,
   limit,
   group,
-  end = () => undefined,
+  unansweredEnd = () => undefined,
 }: AttributeCacheOptions): AttributeCache {
   const nodes = new Map<number, CachedAttributes>();
   /** Rights of nodes that were dropped from the cache. */
   const droppedRights = createKernelRights();
-  const share = limit.join(dropOldest);
-  let order = 0;
-  /** Unique per state of a node, also across dropping it from the cache. */
-  let epochs = 0;
+  const share = limit.register(dropOldest);
+  let eventCount = 0;
+  /** Never reused, so that a node dropped from the cache gets a new epoch when it returns. */
+  let lastEpoch = 0;
   /** For dropped nodes: event number of the last own change to any of them. */
-  let changedBefore = 0;
+  let lastDroppedChange = 0;
   const ttlFor = createAttributeTtl(clock, ttlMs);
-  const rightsOf = createRightsOf();
+  const rightsOf = createRightsReducer();
 
-  function of(id: number): CachedAttributes {
+  function getOrCreate(id: number): CachedAttributes {
     const found = nodes.get(id);
     if (found !== undefined) return found;
     const made: CachedAttributes = {
       attributes: undefined,
-      at: never,
+      arrivedAt: untrustedTime,
       ttlMs: 0,
-      order: 0,
-      epoch: ++epochs,
-      changing: 0,
-      reached: undefined,
-      ended: [],
+      lastEvent: 0,
+      epoch: ++lastEpoch,
+      changesInFlight: 0,
+      chainEnd: undefined,
+      unchained: [],
       isChainBroken: false,
       isOrderUnknown: false,
       isMetadataChanged: false,
@@ -148,10 +150,10 @@ export function createAttributeCache({
   }
 
   function dropOldest(): void {
-    const enough = nodes.size * (1 - droppedPart);
+    const targetSize = nodes.size * (1 - dropRatio);
     for (const [id, known] of nodes) {
-      if (nodes.size <= enough) return;
-      if (known.changing > 0) continue;
+      if (nodes.size <= targetSize) return;
+      if (known.changesInFlight > 0) continue;
       drop(id, known);
       if (known.kernelRights !== undefined) droppedRights.keep(id, known.kernelRights);
     }
@@ -164,142 +166,144 @@ export function createAttributeCache({
   }
 
   function drop(id: number, known: CachedAttributes): void {
-    if (known.isChangedHere) changedBefore = Math.max(changedBefore, known.order);
+    if (known.isChangedHere) lastDroppedChange = Math.max(lastDroppedChange, known.lastEvent);
     nodes.delete(id);
     share.add(-1);
   }
 
-  function learn(known: CachedAttributes, attributes: Attributes, at: number): Attributes {
+  function recordAttributes(known: CachedAttributes, attributes: Attributes, at: number): Attributes {
     known.attributes = attributes;
-    known.at = at;
+    known.arrivedAt = at;
     known.ttlMs = ttlFor(attributes);
-    known.order = ++order;
+    known.lastEvent = ++eventCount;
     return attributes;
   }
 
   function freshMs(id: number): number {
     const known = nodes.get(id);
-    if (known === undefined || known.changing > 0) return 0;
-    return Math.max(0, known.at + known.ttlMs - clock.elapsed());
+    if (known === undefined || known.changesInFlight > 0) return 0;
+    return Math.max(0, known.arrivedAt + known.ttlMs - clock.elapsed());
   }
 
-  function update(id: number, attributes: Attributes, since: number, at = clock.elapsed()): Attributes {
-    const known = of(id);
+  function update(id: number, attributes: Attributes, eventNumber: number, at = clock.elapsed()): Attributes {
+    const known = getOrCreate(id);
     const before = known.attributes;
     if (before === undefined) {
-      // May come from a listing made before a change that is no longer remembered.
-      const isSure = known.changing === 0 && since >= changedBefore;
-      return learn(known, attributes, isSure ? at : never);
+      // The attributes may come from a listing made before a change of a node that was dropped since.
+      const isSure = known.changesInFlight === 0 && eventNumber >= lastDroppedChange;
+      return recordAttributes(known, attributes, isSure ? at : untrustedTime);
     }
-    if (known.changing > 0 || since < known.order) {
+    if (known.changesInFlight > 0 || eventNumber < known.lastEvent) {
       if (!isNewer(attributes, before)) return before;
-      // The new rights count from now on, whatever becomes of the rest.
+      // Use the new rights at once, even if the other attributes are not used.
       if (!areSameRights(before, attributes)) known.attributes = { ...before, ...rightsOf(attributes) };
       return attributes;
     }
     if (!isUnchanged(before, attributes)) {
-      if (!known.isMetadataChanged || !isSameContent(before, attributes)) known.epoch = ++epochs;
+      if (!known.isMetadataChanged || !isSameContent(before, attributes)) known.epoch = ++lastEpoch;
       known.isMetadataChanged = false;
-      return learn(known, attributes, at);
+      return recordAttributes(known, attributes, at);
     }
     // atime may differ.
     known.attributes = attributes;
-    known.at = at;
+    known.arrivedAt = at;
     known.ttlMs = ttlFor(attributes);
     return attributes;
   }
 
-  /** No own change is in flight: combine what they reported. */
-  function settle(known: CachedAttributes): void {
-    const isChain = known.ended.length === 0 && !known.isChainBroken;
-    const afters = [known.reached, ...known.ended.map(({ after }) => after)].filter((one) => one !== undefined);
+  /** Combines the attributes that this client's changes returned. None of them is in flight any more. */
+  function combineChanges(known: CachedAttributes): void {
+    const isChain = known.unchained.length === 0 && !known.isChainBroken;
+    const afters = [known.chainEnd, ...known.unchained.map(({ after }) => after)].filter((one) => one !== undefined);
     if (afters.length === 0) {
       known.isOrderUnknown = false;
       return;
     }
-    if (!isChain) known.epoch = ++epochs;
+    if (!isChain) known.epoch = ++lastEpoch;
     const last = afters.reduce((a, b) => (isNewer(b, a) ? b : a));
     const isSure = isChain && !known.isOrderUnknown;
-    learn(known, isChain ? (known.reached ?? last) : last, isSure ? clock.elapsed() : never);
-    known.ended.length = 0;
-    known.reached = undefined;
+    recordAttributes(known, isChain ? (known.chainEnd ?? last) : last, isSure ? clock.elapsed() : untrustedTime);
+    known.unchained.length = 0;
+    known.chainEnd = undefined;
     known.isChainBroken = false;
     known.isOrderUnknown = false;
   }
 
-  function change(id: number): OwnChange {
-    const known = of(id);
-    known.changing++;
+  function beginChange(id: number): OwnChange {
+    const known = getOrCreate(id);
+    known.changesInFlight++;
     known.isChangedHere = true;
     return {
-      ended: (wcc) => {
-        known.changing--;
-        known.order = ++order;
+      finish: (wcc) => {
+        known.changesInFlight--;
+        known.lastEvent = ++eventCount;
         // The effect is unknown. The next attributes seen will look like another client's change.
         if (wcc?.after === undefined) {
-          known.at = never;
+          known.arrivedAt = untrustedTime;
           known.isOrderUnknown = true;
-        } else if (known.ended.length < maxOverlapping) known.ended.push(wcc);
+        } else if (known.unchained.length < maxOverlappingChanges) known.unchained.push(wcc);
         else known.isChainBroken = true;
         followChain(known);
-        if (known.changing === 0) settle(known);
+        if (known.changesInFlight === 0) combineChanges(known);
       },
     };
   }
 
   return {
     update,
-    change,
+    beginChange,
     freshMs,
     forget,
-    now: () => order,
+    eventNumber: () => eventCount,
     ttlOf: (id) => {
       const known = nodes.get(id);
-      return known === undefined || known.changing > 0 ? ttlMs : Math.max(ttlMs, known.ttlMs);
+      return known === undefined || known.changesInFlight > 0 ? ttlMs : Math.max(ttlMs, known.ttlMs);
     },
-    last: (id) => nodes.get(id)?.attributes,
+    lastSeen: (id) => nodes.get(id)?.attributes,
     size: (id) => {
       const known = nodes.get(id);
       return known && latestSize(known);
     },
     ageMs: (id) => {
       const known = nodes.get(id);
-      return known === undefined || known.changing > 0 ? Number.POSITIVE_INFINITY : clock.elapsed() - known.at;
+      return known === undefined || known.changesInFlight > 0
+        ? Number.POSITIVE_INFINITY
+        : clock.elapsed() - known.arrivedAt;
     },
     expire: (id) => {
       const known = nodes.get(id);
       if (known === undefined) return;
-      known.at = never;
-      known.order = ++order;
+      known.arrivedAt = untrustedTime;
+      known.lastEvent = ++eventCount;
       known.isMetadataChanged = true;
     },
-    epoch: (id) => of(id).epoch,
+    epoch: (id) => getOrCreate(id).epoch,
     attrReply: (id) => {
-      const known = of(id);
+      const known = getOrCreate(id);
       if (known.attributes === undefined) throw new Error(`no attributes are known for node ${id}`);
-      const ahead = end(id);
-      const size = ahead === undefined ? (latestSize(known) ?? 0) : Math.max(ahead, sizeOf(known));
+      const writtenEnd = unansweredEnd(id);
+      const size = writtenEnd === undefined ? (latestSize(known) ?? 0) : Math.max(writtenEnd, maxSize(known));
       known.kernelSize = size;
       known.kernelRights = rightsOf(known.attributes);
       known.kernelEpoch = known.epoch;
       // mtime is known only when the server has answered.
       const attr = attrOf(known.attributes, size, known.isHidden, group);
-      return { attr, attrMs: ahead === undefined ? freshMs(id) : 0 };
+      return { attr, attrMs: writtenEnd === undefined ? freshMs(id) : 0 };
     },
     kernelView: (id) => {
-      const { kernelSize: size, kernelRights: rights, kernelEpoch, epoch } = of(id);
-      return { size, rights, isAll: kernelEpoch === epoch };
+      const { kernelSize: size, kernelRights: rights, kernelEpoch, epoch } = getOrCreate(id);
+      return { size, rights, isCurrent: kernelEpoch === epoch };
     },
     kernelRights: (id) => {
       const known = nodes.get(id);
       return known === undefined ? droppedRights.get(id) : (known.kernelRights ?? known.attributes);
     },
-    grew: (id, size) => {
-      const known = of(id);
+    recordKernelSize: (id, size) => {
+      const known = getOrCreate(id);
       if (known.kernelSize !== undefined && known.kernelSize < size) known.kernelSize = size;
     },
     setHidden: (id, isHiddenNow) => {
-      of(id).isHidden = isHiddenNow;
+      getOrCreate(id).isHidden = isHiddenNow;
     },
     [Symbol.dispose]: () => share[Symbol.dispose](),
   };
@@ -307,18 +311,18 @@ export function createAttributeCache({
 
 /** Runs a call that changes a node and records the server's before and after attributes, however the call ends. */
 export async function recordChange<R>(
-  attributes: Pick<AttributeCache, 'change'>,
+  attributes: Pick<AttributeCache, 'beginChange'>,
   id: number,
   call: () => Promise<R>,
   wccOf: (result: R) => Wcc | undefined,
 ): Promise<R> {
-  const change = attributes.change(id);
+  const change = attributes.beginChange(id);
   let wcc: Wcc | undefined;
   try {
     const result = await call();
     wcc = wccOf(result);
     return result;
   } finally {
-    change.ended(wcc);
+    change.finish(wcc);
   }
 }

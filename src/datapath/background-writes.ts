@@ -3,9 +3,9 @@ import { stability } from '#wire/nfs3/structures.ts';
 import { RpcError } from '#wire/rpc/errors.ts';
 import { XdrError } from '#wire/xdr/reader.ts';
 import { recordChange } from './attribute-cache.ts';
-import type { Context } from './context.ts';
 import { asErrno } from './errors.ts';
 import { access } from './identity.ts';
+import type { MountContext } from './mount-context.ts';
 import type { Piece, SendResult } from './pieces.ts';
 
 /** The writer: the open file and the identity. */
@@ -17,7 +17,7 @@ export interface Writer {
 
 /** Calls that send buffered writes; no request waits for them. They throw an Errno. */
 export interface BackgroundWrites {
-  send(id: number, piece: Piece<Writer>, how: { readonly stable: boolean }): Promise<SendResult>;
+  send(id: number, piece: Piece<Writer>, options: { readonly stable: boolean }): Promise<SendResult>;
   commit(id: number, writer: Writer): Promise<{ readonly verifier: bigint }>;
   /** Stops sending and ignores further answers; resolves when no call is in flight. */
   stop(): Promise<void>;
@@ -25,25 +25,25 @@ export interface BackgroundWrites {
 
 export interface BackgroundWritesOptions {
   readonly maxWrite: number;
-  /** `hard`: data are given up only if the server itself refuses them. */
+  /** `hard`: data are lost only if the server itself rejects them. */
   readonly isHard: boolean;
   /** Resolves when data may be sent. Undefined: now. */
   readonly ready: () => Promise<void> | undefined;
 }
 
-const never = new AbortController().signal;
+const neverAborts = new AbortController().signal;
 const minPauseMs = 100;
 const maxPauseMs = 5_000;
 
 export function createBackgroundWrites(
-  context: Context,
+  context: MountContext,
   { maxWrite, isHard, ready }: BackgroundWritesOptions,
 ): BackgroundWrites {
   const { nfs, server, attributes, clock } = context;
   let isStopped = false;
   let inFlight = 0;
   const idle = Promise.withResolvers<void>();
-  const forever = new Promise<never>(() => undefined);
+  const neverResolves = new Promise<never>(() => undefined);
 
   const requestOf = ({ uid, gid }: Writer): Request => ({
     uid,
@@ -51,22 +51,22 @@ export function createBackgroundWrites(
     pid: 0,
     slot: -1,
     resent: false,
-    signal: never,
+    signal: neverAborts,
   });
 
   async function sendOnceReady<R>(call: () => Promise<R>): Promise<R> {
-    await ready()?.catch(() => forever);
-    if (isStopped) return await forever;
+    await ready()?.catch(() => neverResolves);
+    if (isStopped) return await neverResolves;
     inFlight++;
     try {
       return await call();
     } finally {
       if (--inFlight === 0 && isStopped) idle.resolve();
-      if (isStopped) await forever;
+      if (isStopped) await neverResolves;
     }
   }
 
-  /** With `hard`, an unreachable server is no reason to give a write up, whether it was acknowledged or its writer still waits. */
+  /** With `hard`, retries while the server is unreachable, both for acknowledged writes and for waiting writers. */
   async function retryWhileHard<R>(call: () => Promise<R>): Promise<R> {
     for (let pause = minPauseMs; ; pause = Math.min(pause * 2, maxPauseMs)) {
       try {
@@ -74,7 +74,7 @@ export function createBackgroundWrites(
       } catch (cause) {
         if (!isHard || !(cause instanceof RpcError)) throw asErrno(cause);
       }
-      await clock.sleep(pause, never);
+      await clock.sleep(pause, neverAborts);
     }
   }
 
@@ -110,9 +110,9 @@ export function createBackgroundWrites(
 
   return {
     send: async (id, piece, { stable }) => {
-      const how = stable ? stability.fileSync : stability.unstable;
+      const level = stable ? stability.fileSync : stability.unstable;
       for (;;) {
-        const sent = await retryWhileHard(() => sendOnce(id, piece, how));
+        const sent = await retryWhileHard(() => sendOnce(id, piece, level));
         if (sent !== undefined) return sent;
       }
     },

@@ -1,7 +1,7 @@
 /** A common limit for the caches of all mounts. */
 export interface CacheLimit {
   /** `dropSome`: drops part of the cache, least recently used first. */
-  join(dropSome: () => void): CacheShare;
+  register(dropSome: () => void): CacheShare;
 }
 
 /** The entries of one cache. Dispose it with the cache. */
@@ -16,15 +16,15 @@ interface Member {
 }
 
 /** The total exceeds `most` for at most one turn of the event loop; then the largest cache drops some entries. */
-export function createCacheLimit(most: number): CacheLimit {
+export function createCacheLimit(maxEntries: number): CacheLimit {
   const members = new Set<Member>();
   let total = 0;
-  let isAsked = false;
+  let isScheduled = false;
 
   /** Deferred, so that a caller can use the entries it just fetched. */
   function makeRoom(): void {
-    isAsked = false;
-    while (total > most) {
+    isScheduled = false;
+    while (total > maxEntries) {
       const before = total;
       [...members].reduce((one, other) => (other.size > one.size ? other : one)).dropSome();
       if (total >= before) return;
@@ -36,13 +36,13 @@ export function createCacheLimit(most: number): CacheLimit {
     if (!members.has(member)) return;
     member.size += count;
     total += count;
-    if (isAsked || total <= most) return;
-    isAsked = true;
+    if (isScheduled || total <= maxEntries) return;
+    isScheduled = true;
     setImmediate(makeRoom);
   }
 
   return {
-    join: (dropSome) => {
+    register: (dropSome) => {
       const member: Member = { size: 0, dropSome };
       members.add(member);
       return {

@@ -15,13 +15,13 @@ export interface CallsOptions {
   readonly clock: Clock;
   /** Infinity is `hard`: waits forever. Otherwise `soft`: EIO after this time. */
   readonly timeoutMs: number;
-  /** The mount is gone: cancels all calls at once and starts no new ones. */
-  readonly ended?: AbortSignal | undefined;
+  /** Aborts when the mount is gone: all calls are cancelled, and no new ones start. */
+  readonly mountEnded?: AbortSignal | undefined;
 }
 
 interface PendingCall {
   readonly request: Request;
-  readonly since: number;
+  readonly startedAt: number;
   readonly controller: AbortController;
 }
 
@@ -31,17 +31,17 @@ interface PendingCall {
  * has waited this long ends with EINTR.
  */
 const graceMs = 1_000;
-const checkMs = 250;
+const interruptCheckMs = 250;
 const minPauseMs = 100;
 const maxPauseMs = 5_000;
 
-export function createCalls({ clock, timeoutMs, ended }: CallsOptions): Calls {
+export function createCalls({ clock, timeoutMs, mountEnded }: CallsOptions): Calls {
   const pendingCalls = new Set<PendingCall>();
   let isTimerSet = false;
   let isOver = false;
-  ended?.addEventListener('abort', end, { once: true });
+  mountEnded?.addEventListener('abort', cancelAll, { once: true });
 
-  function end(): void {
+  function cancelAll(): void {
     isOver = true;
     for (const { controller } of pendingCalls) controller.abort(new Errno('EINTR'));
   }
@@ -49,15 +49,15 @@ export function createCalls({ clock, timeoutMs, ended }: CallsOptions): Calls {
   function interruptWaiting(): void {
     isTimerSet = pendingCalls.size > 0;
     const now = clock.elapsed();
-    for (const { request, since, controller } of pendingCalls)
+    for (const { request, startedAt: since, controller } of pendingCalls)
       if (now - since >= graceMs && request.signal.aborted) controller.abort(new Errno('EINTR'));
-    if (isTimerSet) clock.after(checkMs, interruptWaiting);
+    if (isTimerSet) clock.after(interruptCheckMs, interruptWaiting);
   }
 
-  function begin(request: Request): PendingCall {
-    const waiting: PendingCall = { request, since: clock.elapsed(), controller: new AbortController() };
+  function addPendingCall(request: Request): PendingCall {
+    const waiting: PendingCall = { request, startedAt: clock.elapsed(), controller: new AbortController() };
     pendingCalls.add(waiting);
-    if (!isTimerSet) clock.after(checkMs, interruptWaiting);
+    if (!isTimerSet) clock.after(interruptCheckMs, interruptWaiting);
     isTimerSet = true;
     if (isOver) waiting.controller.abort(new Errno('EINTR'));
     return waiting;
@@ -68,17 +68,17 @@ export function createCalls({ clock, timeoutMs, ended }: CallsOptions): Calls {
     waiting: PendingCall,
     options: CallOptions,
     call: (options: CallOptions) => Promise<R>,
-    first: unknown,
+    firstCause: unknown,
   ): Promise<R> {
-    let cause = first;
+    let cause = firstCause;
     for (let pause = minPauseMs; isTransient(cause); pause = Math.min(pause * 2, maxPauseMs)) {
-      const left = timeoutMs - (clock.elapsed() - waiting.since) - pause;
-      if (left <= 0) break;
+      const remainingMs = timeoutMs - (clock.elapsed() - waiting.startedAt) - pause;
+      if (remainingMs <= 0) break;
       await clock.sleep(pause, waiting.controller.signal).catch((stopped: unknown) => {
         throw new Errno('EINTR', stopped);
       });
       try {
-        return await call({ ...options, deadlineMs: left });
+        return await call({ ...options, deadlineMs: remainingMs });
       } catch (next) {
         cause = next;
       }
@@ -88,7 +88,7 @@ export function createCalls({ clock, timeoutMs, ended }: CallsOptions): Calls {
 
   return {
     call: (request, credential, call) => {
-      const waiting = begin(request);
+      const waiting = addPendingCall(request);
       const options: CallOptions = { credential, deadlineMs: timeoutMs, signal: waiting.controller.signal };
       return call(options).then(
         (result) => {
@@ -99,7 +99,7 @@ export function createCalls({ clock, timeoutMs, ended }: CallsOptions): Calls {
       );
     },
     wait: (request, work) => {
-      const waiting = begin(request);
+      const waiting = addPendingCall(request);
       return work(waiting.controller.signal).finally(() => pendingCalls.delete(waiting));
     },
   };

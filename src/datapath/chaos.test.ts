@@ -11,15 +11,15 @@ import {
 import { run, runFioVerify, runModelWorkload } from '#testing/workloads.ts';
 
 describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('applications see correct data and no errors', () => {
-  const it = exportedByGanesha();
+  const exported = exportedByGanesha();
 
-  async function mounted(mounts: KeeperMounts): Promise<KeeperMount> {
-    return await mounts.mount(await sourceOf(it.server, it.folder));
+  async function mountExported(mounts: KeeperMounts): Promise<KeeperMount> {
+    return await mounts.mount(await sourceOf(exported.server, exported.folder));
   }
 
   let rounds = 0;
   /** Several processes change names and contents, each in its own directory. */
-  async function names({ on }: KeeperMount): Promise<void> {
+  async function changeNames({ on }: KeeperMount): Promise<void> {
     const round = ++rounds;
     const folders = Array.from({ length: 4 }, (_, i) => on(`round-${round}-${i}`));
     await run('mkdir', folders);
@@ -28,9 +28,9 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('applications see corre
 
   test('while the data path is upgraded', { timeout: 120_000 }, async () => {
     await using mounts = await startKeeperMounts();
-    const mount = await mounted(mounts);
-    const both = () => Promise.all([runFioVerify(mount.at, mounts.folder), names(mount)]);
-    await runWithFaults(12, () => mounts.upgrade(), both);
+    const mount = await mountExported(mounts);
+    const bothWorkloads = () => Promise.all([runFioVerify(mount.at, mounts.folder), changeNames(mount)]);
+    await runWithFaults(12, () => mounts.upgrade(), bothWorkloads);
     // Each data path stopped voluntarily, between two requests.
     expect(mounts.log()).not.toContain('did not stop');
     await run('umount', [mount.at]);
@@ -38,18 +38,18 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('applications see corre
 
   test('while the data path is killed', { timeout: 120_000 }, async () => {
     await using mounts = await startKeeperMounts();
-    const mount = await mounted(mounts);
+    const mount = await mountExported(mounts);
     await runWithFaults(
       12,
       () => mounts.killDataPath(),
-      () => names(mount),
+      () => changeNames(mount),
     );
     await run('umount', [mount.at]);
   });
 
   test('while the data path hangs', async () => {
     await using mounts = await startKeeperMounts();
-    const mount = await mounted(mounts);
+    const mount = await mountExported(mounts);
     await runWithFaults(
       1,
       () => mounts.hangDataPath(),
@@ -60,12 +60,12 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('applications see corre
 
   test('while the keeper is replaced and killed', { timeout: 120_000 }, async () => {
     await using mounts = await startKeeperMounts();
-    const mount = await mounted(mounts);
-    const both = () => Promise.all([runFioVerify(mount.at, mounts.folder), names(mount)]);
+    const mount = await mountExported(mounts);
+    const bothWorkloads = () => Promise.all([runFioVerify(mount.at, mounts.folder), changeNames(mount)]);
     let count = 0;
-    await runWithFaults(6, () => (++count % 3 === 0 ? mounts.killKeeper() : mounts.replaceKeeper()), both);
+    await runWithFaults(6, () => (++count % 3 === 0 ? mounts.killKeeper() : mounts.replaceKeeper()), bothWorkloads);
     // The last keeper can still start another data path.
-    await runWithFaults(1, () => mounts.killDataPath(), both);
+    await runWithFaults(1, () => mounts.killDataPath(), bothWorkloads);
     await run('umount', [mount.at]);
   });
 });

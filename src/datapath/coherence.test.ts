@@ -12,33 +12,36 @@ import type { NfsClient } from '#wire/nfs3/client.ts';
 import type { Attributes } from '#wire/nfs3/structures.ts';
 
 const run = promisify(execFile);
-const never = new AbortController().signal;
+const neverAborts = new AbortController().signal;
 
 /** Names and attributes of a recently changed object are cached for a second; wait a little longer. */
-const soon = { timeout: 5_000, interval: 50 };
+const pollOptions = { timeout: 5_000, interval: 50 };
 
 describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
-  const it = exportedByGanesha();
+  const exported = exportedByGanesha();
 
-  async function mounted(ground: ScratchFolder) {
+  async function mountTwice(scratch: ScratchFolder) {
     await using stack = new AsyncDisposableStack();
-    const [one, other] = [stack.use(await openExport(it.server, 'it')), stack.use(await openExport(it.server, 'it'))];
-    const a = stack.use(await mountNfs(`${ground.folder}/a`, { nfs: one.nfs, root: it.directory }));
-    const b = stack.use(await mountNfs(`${ground.folder}/b`, { nfs: other.nfs, root: it.directory }));
+    const [one, other] = [
+      stack.use(await openExport(exported.server, 'it')),
+      stack.use(await openExport(exported.server, 'it')),
+    ];
+    const a = stack.use(await mountNfs(`${scratch.folder}/a`, { nfs: one.nfs, root: exported.directory }));
+    const b = stack.use(await mountNfs(`${scratch.folder}/b`, { nfs: other.nfs, root: exported.directory }));
     const faults = () => [...a.faults, ...b.faults];
-    const kept = stack.move();
+    const resources = stack.move();
     return {
       faults,
       a: (name: string) => join(a.at, name),
       b: (name: string) => join(b.at, name),
-      [Symbol.asyncDispose]: () => kept.disposeAsync(),
+      [Symbol.asyncDispose]: () => resources.disposeAsync(),
     };
   }
 
   test('opening a file shows what another mount wrote and closed', async () => {
-    using ground = createScratchFolder();
-    await using both = await mounted(ground);
-    const { a, b } = both;
+    using scratch = createScratchFolder();
+    await using mounts = await mountTwice(scratch);
+    const { a, b } = mounts;
     await fs.writeFile(a('file'), 'first');
     for (const [i, text] of ['other', 'longer than before', 'short', ''].entries()) {
       // Read it first, so that it is cached.
@@ -50,13 +53,13 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
         expect(await file.readFile('utf8')).toBe(text);
       }
     }
-    expect(both.faults()).toEqual([]);
+    expect(mounts.faults()).toEqual([]);
   });
 
   test("unchanged files stay in the kernel's cache, files changed in place do not", async () => {
-    using ground = createScratchFolder();
-    await using both = await mounted(ground);
-    const { a, b } = both;
+    using scratch = createScratchFolder();
+    await using mounts = await mountTwice(scratch);
+    const { a, b } = mounts;
     await fs.writeFile(a('file'), 'A'.repeat(10_000));
     expect(await fs.readFile(b('file'), 'utf8')).toBe('A'.repeat(10_000));
     for (const letter of ['B', 'C', 'D']) {
@@ -68,13 +71,13 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
   });
 
   test("own writes are read from the kernel's cache, before and after close", async () => {
-    using ground = createScratchFolder();
+    using scratch = createScratchFolder();
     let reads = 0;
     const read: NfsClient['read'] = (...args) => {
       reads++;
-      return it.nfs.read(...args);
+      return exported.nfs.read(...args);
     };
-    await using mount = await mountNfs(ground.folder, { nfs: { ...it.nfs, read }, root: it.directory });
+    await using mount = await mountNfs(scratch.folder, { nfs: { ...exported.nfs, read }, root: exported.directory });
     const path = join(mount.at, 'file');
     // Whole pages: the kernel would read the rest of partial ones.
     const data = Buffer.alloc(4096 * 700, 'some text ');
@@ -93,9 +96,9 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
   });
 
   test('a file truncated on the other mount is short here, with zeros where it was extended again', async () => {
-    using ground = createScratchFolder();
-    await using both = await mounted(ground);
-    const { a, b } = both;
+    using scratch = createScratchFolder();
+    await using mounts = await mountTwice(scratch);
+    const { a, b } = mounts;
     await fs.writeFile(a('file'), 'x'.repeat(9_000));
     expect(await fs.readFile(b('file'), 'utf8')).toHaveLength(9_000);
     await fs.truncate(a('file'), 10);
@@ -105,9 +108,9 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
   });
 
   test('lines appended alternately by both mounts are all present', async () => {
-    using ground = createScratchFolder();
-    await using both = await mounted(ground);
-    const { a, b } = both;
+    using scratch = createScratchFolder();
+    await using mounts = await mountTwice(scratch);
+    const { a, b } = mounts;
     const lines = Array.from({ length: 40 }, (_, i) => `line ${i} ${'.'.repeat(i)}\n`);
     for (const [i, line] of lines.entries()) await fs.appendFile(i % 2 === 0 ? a('log') : b('log'), line);
     expect(await fs.readFile(a('log'), 'utf8')).toBe(lines.join(''));
@@ -118,9 +121,9 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
   });
 
   test('a file replaced on the other mount is the new file here at once', async () => {
-    using ground = createScratchFolder();
-    await using both = await mounted(ground);
-    const { a, b } = both;
+    using scratch = createScratchFolder();
+    await using mounts = await mountTwice(scratch);
+    const { a, b } = mounts;
     for (let i = 0; i < 20; i++) {
       await fs.writeFile(a('new'), `content ${i}`);
       await fs.rename(a('new'), a('file'));
@@ -129,9 +132,9 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
   });
 
   test('an object removed and recreated on the other mount, even as a directory, is found', async () => {
-    using ground = createScratchFolder();
-    await using both = await mounted(ground);
-    const { a, b } = both;
+    using scratch = createScratchFolder();
+    await using mounts = await mountTwice(scratch);
+    const { a, b } = mounts;
     await fs.mkdir(a('directory'));
     await fs.writeFile(a('directory/file'), 'old');
     expect(await fs.readFile(b('directory/file'), 'utf8')).toBe('old');
@@ -142,62 +145,62 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
   });
 
   test('names created and removed on the other mount appear and vanish here within the cache time', async () => {
-    using ground = createScratchFolder();
-    await using both = await mounted(ground);
-    const { a, b } = both;
-    const there = (path: string): Promise<boolean> => fs.stat(path).then(Boolean, () => false);
-    expect(await there(b('file'))).toBe(false);
+    using scratch = createScratchFolder();
+    await using mounts = await mountTwice(scratch);
+    const { a, b } = mounts;
+    const exists = (path: string): Promise<boolean> => fs.stat(path).then(Boolean, () => false);
+    expect(await exists(b('file'))).toBe(false);
     await fs.writeFile(a('file'), '');
-    await expect.poll(() => there(b('file')), soon).toBe(true);
+    await expect.poll(() => exists(b('file')), pollOptions).toBe(true);
     expect(await fs.readdir(b(''))).toEqual(['file']);
     await fs.unlink(a('file'));
-    await expect.poll(() => there(b('file')), soon).toBe(false);
+    await expect.poll(() => exists(b('file')), pollOptions).toBe(false);
     await fs.writeFile(a('file'), 'x');
     await fs.chmod(a('file'), 0o600);
-    await expect.poll(() => there(b('file')), soon).toBe(true);
+    await expect.poll(() => exists(b('file')), pollOptions).toBe(true);
     await fs.chmod(a('file'), 0o640);
-    await expect.poll(async () => (await fs.stat(b('file'))).mode & 0o777, soon).toBe(0o640);
+    await expect.poll(async () => (await fs.stat(b('file'))).mode & 0o777, pollOptions).toBe(0o640);
   });
 
   test('an unchanged file is cached for longer, except when it is opened', async () => {
-    using ground = createScratchFolder();
-    await fs.writeFile(it.on('new'), 'tells the time of the server');
-    await fs.writeFile(it.on('old'), 'before');
-    const newest = BigInt((await fs.stat(it.on('new'))).ino);
+    using scratch = createScratchFolder();
+    await fs.writeFile(exported.on('new'), 'tells the time of the server');
+    await fs.writeFile(exported.on('old'), 'before');
+    const newest = BigInt((await fs.stat(exported.on('new'))).ino);
     // ctime cannot be set, so the kernel gets the server's.
-    const aged = <A extends Attributes | undefined>(told: A): A =>
-      told === undefined || told.fileId === newest
-        ? told
-        : { ...told, mtime: told.mtime - 10_000, ctime: told.ctime - 10_000 };
+    const withOldTimes = <A extends Attributes | undefined>(attributes: A): A =>
+      attributes === undefined || attributes.fileId === newest
+        ? attributes
+        : { ...attributes, mtime: attributes.mtime - 10_000, ctime: attributes.ctime - 10_000 };
     const nfs: NfsClient = {
-      ...it.nfs,
-      getattr: async (...args) => aged(await it.nfs.getattr(...args)),
+      ...exported.nfs,
+      getattr: async (...args) => withOldTimes(await exported.nfs.getattr(...args)),
       lookup: async (...args) => {
-        const found = await it.nfs.lookup(...args);
-        return { ...found, attributes: aged(found.attributes), directory: aged(found.directory) };
+        const found = await exported.nfs.lookup(...args);
+        return { ...found, attributes: withOldTimes(found.attributes), directory: withOldTimes(found.directory) };
       },
       read: async (...args) => {
-        const found = await it.nfs.read(...args);
-        return { ...found, attributes: aged(found.attributes) };
+        const found = await exported.nfs.read(...args);
+        return { ...found, attributes: withOldTimes(found.attributes) };
       },
     };
-    await using mount = await mountNfs(ground.folder, { nfs, root: it.directory });
-    const [root, request] = [1, { uid: 0, gid: 0, pid: 0, slot: 0, resent: false, signal: never }];
-    const look = async (name: string) => await mount.operations.lookup?.(root, Buffer.from(name), request);
-    expect(await look('new')).toMatchObject({ attrMs: expect.closeTo(1_000, -2) });
-    expect(await look('old')).toMatchObject({
+    await using mount = await mountNfs(scratch.folder, { nfs, root: exported.directory });
+    const [root, request] = [1, { uid: 0, gid: 0, pid: 0, slot: 0, resent: false, signal: neverAborts }];
+    const lookup = async (name: string) => await mount.operations.lookup?.(root, Buffer.from(name), request);
+    expect(await lookup('new')).toMatchObject({ attrMs: expect.closeTo(1_000, -2) });
+    expect(await lookup('old')).toMatchObject({
       entryMs: expect.closeTo(30_000, -2),
       attrMs: expect.closeTo(30_000, -2),
     });
     // Waiting for a name takes less time.
-    expect((await look('none'))?.entryMs).toBeLessThanOrEqual(1_000);
+    expect((await lookup('none'))?.entryMs).toBeLessThanOrEqual(1_000);
 
     const path = join(mount.at, 'old');
     expect(await fs.readFile(path, 'utf8')).toBe('before');
     for (const text of ['changed and longer', 'short', '']) {
       expect((await fs.stat(path)).isFile()).toBe(true);
-      using other = await openExport(it.server, 'it');
-      const { handle } = await other.nfs.lookup(it.directory, 'old');
+      using other = await openExport(exported.server, 'it');
+      const { handle } = await other.nfs.lookup(exported.directory, 'old');
       await other.nfs.setattr(handle, { size: 0 });
       if (text !== '') await other.nfs.write(handle, 0, Buffer.from(text), 2);
       await using file = await fs.open(path);
@@ -208,11 +211,11 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
   });
 
   test('only one of two concurrent O_EXCL creations succeeds', async () => {
-    using ground = createScratchFolder();
-    await using both = await mounted(ground);
-    const { a, b } = both;
+    using scratch = createScratchFolder();
+    await using mounts = await mountTwice(scratch);
+    const { a, b } = mounts;
     for (let i = 0; i < 20; i++) {
-      const made = (path: string): Promise<number> =>
+      const createExclusively = (path: string): Promise<number> =>
         fs.open(path, 'wx').then(
           (file) => file.close().then(() => 1),
           (cause: { readonly code?: string }) => {
@@ -220,19 +223,19 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
             return 0;
           },
         );
-      const won = await Promise.all([made(a(`lock-${i}`)), made(b(`lock-${i}`))]);
-      expect(won.toSorted()).toEqual([0, 1]);
+      const results = await Promise.all([createExclusively(a(`lock-${i}`)), createExclusively(b(`lock-${i}`))]);
+      expect(results.toSorted()).toEqual([0, 1]);
     }
   });
 
   test('a file created on both mounts at once is opened by both', async () => {
-    using ground = createScratchFolder();
-    await using both = await mounted(ground);
-    const { a, b } = both;
+    using scratch = createScratchFolder();
+    await using mounts = await mountTwice(scratch);
+    const { a, b } = mounts;
     for (let i = 0; i < 20; i++) {
       await Promise.all([fs.writeFile(a(`file-${i}`), 'same'), fs.writeFile(b(`file-${i}`), 'same')]);
       expect(await fs.readFile(a(`file-${i}`), 'utf8')).toBe('same');
     }
-    expect(both.faults()).toEqual([]);
+    expect(mounts.faults()).toEqual([]);
   });
 });

@@ -10,8 +10,8 @@ import type { MountSpec } from './mount-spec.ts';
 
 /** Keeps copies of sockets, so that a successor can close them in order after a crash. */
 export interface SocketHolder {
-  hold(fd: number, about: string): string;
-  letGo(id: string): void;
+  hold(fd: number, description: string): string;
+  release(id: string): void;
 }
 
 /** Server connections, shared by mounts with the same parameters. */
@@ -23,49 +23,49 @@ export interface Connections {
 export interface ServerLease extends Disposable {
   readonly nfs: NfsClient;
   /** Identifies the server, also for users. */
-  readonly about: string;
+  readonly serverAddress: string;
   /** Called for each new connection, before anything is sent on it. */
-  onConnected(tell: () => void): void;
+  onConnected(listener: () => void): void;
 }
 
 interface SharedConnection {
-  users: number;
+  leases: number;
   readonly rpc: RpcClient;
   readonly nfs: NfsClient;
   readonly listeners: Set<() => void>;
 }
 
 /** Default deadline; each call has its own. */
-const usualDeadlineMs = 30_000;
+const defaultDeadlineMs = 30_000;
 /** For parallel reads and writes of several requests of all mounts. */
 const maxInFlight = 1024;
 
 export function createConnections(clock: Clock, holder: SocketHolder): Connections {
-  const shared = new Map<string, SharedConnection>();
-  // Shared by all: a port is reused only after all others were.
+  const connectionByKey = new Map<string, SharedConnection>();
+  // Shared by all connections: a port is reused only after all others have been used.
   const privilegedPort = createPrivilegedPorts();
 
-  function onOpened(about: string, listeners: ReadonlySet<() => void>): (socket: Socket) => void {
+  function createOpenHandler(serverAddress: string, listeners: ReadonlySet<() => void>): (socket: Socket) => void {
     return (socket) => {
       const fd = descriptorOf(socket);
       if (fd === undefined) throw new Error('the connection has no descriptor');
-      const id = holder.hold(fd, about);
-      socket.once('close', () => holder.letGo(id));
+      const id = holder.hold(fd, serverAddress);
+      socket.once('close', () => holder.release(id));
       for (const tell of listeners) tell();
     };
   }
 
-  function make(spec: MountSpec, about: string, listeners: ReadonlySet<() => void>): RpcClient {
+  function createClient(spec: MountSpec, serverAddress: string, listeners: ReadonlySet<() => void>): RpcClient {
     const { addresses, port, connections, tls } = spec;
     const [first, ...more] = addresses;
     return createRpcClient({
       clock,
       connections,
-      deadlineMs: usualDeadlineMs,
-      maxInFlight: maxInFlight,
+      deadlineMs: defaultDeadlineMs,
+      maxInFlight,
       addresses: [{ host: first, port }, ...more.map((host) => ({ host, port }))],
       localPort: spec.privilegedPorts ? privilegedPort : undefined,
-      onOpened: onOpened(about, listeners),
+      onOpened: createOpenHandler(serverAddress, listeners),
       readSocket: readPromptly,
       tls:
         tls === undefined
@@ -87,31 +87,31 @@ export function createConnections(clock: Clock, holder: SocketHolder): Connectio
     acquire: (spec) => {
       const { addresses, port, connections, privilegedPorts: privileged, tls } = spec;
       const key = JSON.stringify({ addresses, port, connections, privileged, tls });
-      const about = `${addresses[0]}:${port}`;
-      const known = shared.get(key) ?? connect(spec, about);
-      const own = new Set<() => void>();
-      known.users++;
-      shared.set(key, known);
+      const serverAddress = `${addresses[0]}:${port}`;
+      const known = connectionByKey.get(key) ?? connect(spec, serverAddress);
+      const ownListeners = new Set<() => void>();
+      known.leases++;
+      connectionByKey.set(key, known);
       return {
         nfs: known.nfs,
-        about,
-        onConnected: (tell) => {
-          own.add(tell);
-          known.listeners.add(tell);
+        serverAddress,
+        onConnected: (listener) => {
+          ownListeners.add(listener);
+          known.listeners.add(listener);
         },
         [Symbol.dispose]: () => {
-          for (const tell of own) known.listeners.delete(tell);
-          if (--known.users > 0) return;
-          shared.delete(key);
+          for (const tell of ownListeners) known.listeners.delete(tell);
+          if (--known.leases > 0) return;
+          connectionByKey.delete(key);
           known.rpc.close();
         },
       };
     },
   };
 
-  function connect(spec: MountSpec, about: string): SharedConnection {
+  function connect(spec: MountSpec, serverAddress: string): SharedConnection {
     const listeners = new Set<() => void>();
-    const rpc = make(spec, about, listeners);
-    return { users: 0, rpc, nfs: createNfsClient(rpc, clock), listeners };
+    const rpc = createClient(spec, serverAddress, listeners);
+    return { leases: 0, rpc, nfs: createNfsClient(rpc, clock), listeners };
   }
 }

@@ -16,46 +16,49 @@ export interface CreationMark {
  * order. Set as mtime on servers that do not keep atime.
  */
 export interface CreationMarks {
-  next(): Time;
-  at(time: Time): CreationMark;
-  /** Something changed just now, so its ctime is the server's time. */
-  sawChange(changed: Attributes | undefined): void;
-  /** A file was created with this mark and has these attributes. */
-  made(mark: CreationMark, attributes: Attributes | undefined): void;
-  /** Whether the server keeps such a time, by the last file. Undefined before the first. */
-  readonly areKept: boolean | undefined;
+  nextTime(): Time;
+  markAt(time: Time): CreationMark;
+  /** Records the ctime of an object that has just changed: it is the server's time. */
+  recordServerTime(changed: Attributes | undefined): void;
+  /** Records which times the server kept for a new file. */
+  recordCreation(mark: CreationMark, attributes: Attributes | undefined): void;
+  /** Whether the server kept the time of the last new file. Undefined before the first file. */
+  readonly arePreserved: boolean | undefined;
 }
 
-/** In microseconds. File systems use the time of the kernel's last tick, at most 10 ms old. */
-const second = 1_000_000;
-const tick = 10_000;
+const microsecondsPerSecond = 1_000_000;
+/** File systems use the time of the kernel's last tick, at most 10 ms old. */
+const tickMicroseconds = 10_000;
 
 export function createCreationMarks(clock: Clock): CreationMarks {
   let latest: { readonly ms: number; readonly at: number } | undefined;
-  let isOfAccess = true;
-  let areKept: boolean | undefined;
-  /** The earliest possible server time; our own time while the server has told nothing. */
+  let usesAtime = true;
+  let arePreserved: boolean | undefined;
+  /** The earliest possible server time; our own clock until the first reply. */
   const nowMs = (): number => (latest === undefined ? clock.now() : latest.ms + clock.elapsed() - latest.at);
   return {
-    next: () => {
-      const microseconds = Math.max(0, Math.floor(nowMs() * 1000) - randomInt(tick, second));
-      return { seconds: Math.floor(microseconds / second), nanoseconds: (microseconds % second) * 1000 };
+    nextTime: () => {
+      const microseconds = Math.max(0, Math.floor(nowMs() * 1000) - randomInt(tickMicroseconds, microsecondsPerSecond));
+      return {
+        seconds: Math.floor(microseconds / microsecondsPerSecond),
+        nanoseconds: (microseconds % microsecondsPerSecond) * 1000,
+      };
     },
-    at: (time) => ({ time, set: isOfAccess ? { atime: time } : { mtime: time } }),
-    sawChange: (changed) => {
+    markAt: (time) => ({ time, set: usesAtime ? { atime: time } : { mtime: time } }),
+    recordServerTime: (changed) => {
       if (changed !== undefined) latest = { ms: changed.ctime * 1000 + changed.ctimeNs / 1e6, at: clock.elapsed() };
     },
-    made: ({ time, set }, attributes) => {
-      // Concurrent creations with the other kind of mark prove nothing.
-      if (attributes === undefined || isOfAccess !== (set.atime !== undefined)) return;
+    recordCreation: ({ time, set }, attributes) => {
+      // A file that was created concurrently with the other kind of mark does not count.
+      if (attributes === undefined || usesAtime !== (set.atime !== undefined)) return;
       const isKept = isMarked(attributes, time);
       // The first file decides. A file read meanwhile has a new atime, which is no reason to change.
-      const isOther = !isKept && isOfAccess && areKept === undefined;
-      if (isOther) isOfAccess = false;
-      else areKept = isKept;
+      const isAtimeLost = !isKept && usesAtime && arePreserved === undefined;
+      if (isAtimeLost) usesAtime = false;
+      else arePreserved = isKept;
     },
-    get areKept() {
-      return areKept;
+    get arePreserved() {
+      return arePreserved;
     },
   };
 }
@@ -64,6 +67,6 @@ export function createCreationMarks(clock: Clock): CreationMarks {
 export const verifierOf = ({ seconds, nanoseconds }: Time): bigint =>
   (BigInt(seconds >>> 0) << 32n) | BigInt(nanoseconds);
 
-/** By either time: a predecessor that knew less of the server may have created it. */
+/** Checks both times: a predecessor that knew less about the server may have used the other one. */
 export const isMarked = ({ atime, atimeNs, mtime, mtimeNs }: Attributes, { seconds, nanoseconds }: Time): boolean =>
   (atime === seconds && atimeNs === nanoseconds) || (mtime === seconds && mtimeNs === nanoseconds);

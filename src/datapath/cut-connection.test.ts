@@ -13,15 +13,15 @@ describe.skipIf(needs('root', 'fuse', 'netns', 'firewall', 'fio'))('a firewall b
   ])(
     'work continues after a firewall that begins to %s all packets is removed',
     { timeout: 120_000 },
-    async (how, ms) => {
-      await using far = await makeFarNetwork();
-      await using mounts = await startKeeperMounts({ enter: enterNamespace(far) });
-      const { at, on } = await mounts.mount(await farSource(far));
-      const cut = async (): Promise<void> => {
-        await using _rules = await cutNetwork(far, how);
+    async (fault, ms) => {
+      await using remoteNetwork = await makeFarNetwork();
+      await using mounts = await startKeeperMounts({ enter: enterNamespace(remoteNetwork) });
+      const { at, on } = await mounts.mount(await farSource(remoteNetwork));
+      const cutForAWhile = async (): Promise<void> => {
+        await using _rules = await cutNetwork(remoteNetwork, fault);
         await sleep(ms);
       };
-      await runWithFaults(2, cut, async (round) => {
+      await runWithFaults(2, cutForAWhile, async (round) => {
         await run('mkdir', [on(`${round}`)]);
         await Promise.all([runFioVerify(at, mounts.folder), runModelWorkload(on(`${round}`), round, 300)]);
       });
@@ -30,13 +30,13 @@ describe.skipIf(needs('root', 'fuse', 'netns', 'firewall', 'fio'))('a firewall b
   );
 
   test('the data path reconnects after a firewall has forgotten its connections', { timeout: 120_000 }, async () => {
-    await using far = await makeFarNetwork();
-    await using mounts = await startKeeperMounts({ enter: enterNamespace(far) });
-    const { at } = await mounts.mount(await farSource(far), { cacheMs: 0 });
+    await using remoteNetwork = await makeFarNetwork();
+    await using mounts = await startKeeperMounts({ enter: enterNamespace(remoteNetwork) });
+    const { at } = await mounts.mount(await farSource(remoteNetwork), { cacheMs: 0 });
     await run('ls', [at]);
-    const ports = await openPorts(far);
+    const ports = await openPorts(remoteNetwork);
     expect(ports.length).toBeGreaterThan(0);
-    await using _rules = await cutNetwork(far, 'lose', ports);
+    await using _rules = await cutNetwork(remoteNetwork, 'lose', ports);
     await runFioVerify(at, mounts.folder);
     await run('umount', [at]);
   });

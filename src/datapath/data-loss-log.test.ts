@@ -8,24 +8,24 @@ test('the data loss log names each file once, a limited number per minute, and s
   const lines: Facts[] = [];
   const reports: string[] = [];
   const log: Log = { ...silentLog(), error: (message, facts) => void lines.push({ message, ...facts }) };
-  const lose = createDataLossLog({ clock, log, mount: 'm', report: (text) => void reports.push(text) });
+  const reportLoss = createDataLossLog({ clock, log, mount: 'm', report: (text) => void reports.push(text) });
   const loss = (id: number) => ({ id, fileId: BigInt(1000 + id), code: 'ENOSPC' as const, bytes: 10 });
-  const named = (id: number) => ({
+  const logLine = (id: number) => ({
     message: 'acknowledged data were lost',
     mount: 'm',
     file: `${1000 + id}`,
     error: 'ENOSPC',
     bytes: 10,
   });
-  for (let id = 0; id < 25; id++) for (let i = 0; i < 2; i++) lose(loss(id));
-  expect(lines.splice(0)).toEqual(Array.from({ length: 20 }, (_, id) => named(id)));
+  for (let id = 0; id < 25; id++) for (let i = 0; i < 2; i++) reportLoss(loss(id));
+  expect(lines.splice(0)).toEqual(Array.from({ length: 20 }, (_, id) => logLine(id)));
   clock.advance(60_000);
   expect(lines.splice(0)).toEqual([
     { message: 'more acknowledged data were lost', mount: 'm', writes: 30, bytes: 300 },
   ]);
-  lose({ ...loss(24), fileId: undefined });
+  reportLoss({ ...loss(24), fileId: undefined });
   clock.advance(60_000);
-  expect(lines).toEqual([{ ...named(24), file: undefined }]);
+  expect(lines).toEqual([{ ...logLine(24), file: undefined }]);
   expect(reports).toEqual(
     ['00:00:00', '00:01:00'].map(
       (time) => `2026-01-01T${time}.000Z: acknowledged data of m were lost (ENOSPC); the log names the files`,

@@ -21,35 +21,35 @@ export interface DataLossLogParts {
 }
 
 /** Files named per window; the rest is summarized in one line. */
-const maxNamed = 20;
+const maxNamedFiles = 20;
 const windowMs = 60_000;
 
-/** The writer may be gone before it could be told: then the log is the only report. */
+/** If the writer exits before it gets the error, the log is the only report. */
 export function createDataLossLog({ clock, log, mount, report }: DataLossLogParts): (loss: DataLoss) => void {
-  const named = new Set<number>();
+  const namedFiles = new Set<number>();
   let [writes, moreBytes] = [0, 0];
 
-  function begin(code: ErrnoName): void {
-    clock.after(windowMs, end);
+  function startWindow(code: ErrnoName): void {
+    clock.after(windowMs, endWindow);
     report(
       `${new Date(clock.now()).toISOString()}: acknowledged data of ${mount} were lost (${code}); the log names the files`,
     );
   }
 
-  function end(): void {
+  function endWindow(): void {
     if (writes > 0) log.error('more acknowledged data were lost', { mount, writes, bytes: moreBytes });
-    named.clear();
+    namedFiles.clear();
     [writes, moreBytes] = [0, 0];
   }
 
   return ({ id, fileId, code, bytes }) => {
-    if (named.has(id) || named.size >= maxNamed) {
+    if (namedFiles.has(id) || namedFiles.size >= maxNamedFiles) {
       writes++;
       moreBytes += bytes;
       return;
     }
-    if (named.size === 0) begin(code);
-    named.add(id);
+    if (namedFiles.size === 0) startWindow(code);
+    namedFiles.add(id);
     log.error('acknowledged data were lost', { mount, file: fileId?.toString(), error: code, bytes });
   };
 }

@@ -27,23 +27,27 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('loss of acknowledg
       await using user = useFiles();
       const path = mount.on('file');
       const [file, other] = [await user.open(path), await user.open(path)];
-      const said: string[] = [];
-      for (let i = 0; i < 8; i++) said.push(await user.write(file, i * mebibyte, mebibyte, 'x'));
-      said.push(await user.sync(file));
-      expect(said).toContain('ENOSPC');
+      const results: string[] = [];
+      for (let i = 0; i < 8; i++) results.push(await user.write(file, i * mebibyte, mebibyte, 'x'));
+      results.push(await user.sync(file));
+      expect(results).toContain('ENOSPC');
       // Nothing is left that a successor could resend and fail with.
       expect(await user.sync(file)).toBe('ok');
       await afterLastAnswer(mount, 'first');
       await mounts[replace]();
-      const later = await user.open(path);
-      expect([await user.sync(later), await user.sync(other), await user.sync(other)]).toEqual(['ok', 'ENOSPC', 'ok']);
+      const openedLater = await user.open(path);
+      expect([await user.sync(openedLater), await user.sync(other), await user.sync(other)]).toEqual([
+        'ok',
+        'ENOSPC',
+        'ok',
+      ]);
       // Reported again: the successor does not know which open files have reported it.
       expect([await user.sync(file), await user.sync(file)]).toEqual(['ENOSPC', 'ok']);
       // All open files have reported it.
       await afterLastAnswer(mount, 'second');
       await mounts[replace]();
-      for (const each of [file, other, later])
-        expect([await user.sync(each), await user.close(each)]).toEqual(['ok', 'ok']);
+      for (const openFile of [file, other, openedLater])
+        expect([await user.sync(openFile), await user.close(openFile)]).toEqual(['ok', 'ok']);
       await run('umount', [mount.at]);
     },
   );
@@ -56,10 +60,10 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('loss of acknowledg
     await using user = useFiles();
     const file = await user.open(mount.on('file'));
     // A later write may report the loss of an earlier one, or fsync does.
-    let said = 'ok';
-    for (let i = 0; i < 8 && said === 'ok'; i++) said = await user.write(file, i * mebibyte, mebibyte, 'x');
-    if (said === 'ok') said = await user.sync(file);
-    expect(said).toBe('ENOSPC');
+    let result = 'ok';
+    for (let i = 0; i < 8 && result === 'ok'; i++) result = await user.write(file, i * mebibyte, mebibyte, 'x');
+    if (result === 'ok') result = await user.sync(file);
+    expect(result).toBe('ENOSPC');
     await eventually(mounts.ready, ({ takeovers }) => takeovers === 1);
     // The successor handles the answered request again. Its answer reaches no process, so it must not count as
     // reported.
@@ -73,10 +77,10 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('loss of acknowledg
     await using user = useFiles();
     const path = mount.on('file');
     const [file, reader] = [await user.open(path), await user.open(path, 'O_RDONLY')];
-    const said: string[] = [];
-    for (let i = 0; i < 8; i++) said.push(await user.write(file, i * mebibyte, mebibyte, 'x'));
-    said.push(await user.close(file));
-    expect(said).toContain('ENOSPC');
+    const results: string[] = [];
+    for (let i = 0; i < 8; i++) results.push(await user.write(file, i * mebibyte, mebibyte, 'x'));
+    results.push(await user.close(file));
+    expect(results).toContain('ENOSPC');
     // A reader was not told and does not ask.
     expect(await user.close(reader)).toBe('ok');
     await mounts.killDataPath();
@@ -87,25 +91,25 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('loss of acknowledg
   });
 
   test.each([
-    { what: 'nothing', between: () => Promise.resolve() },
-    { what: 'the data path is killed', between: (mounts: KeeperMounts) => mounts.killDataPath() },
+    { event: 'nothing', cause: () => Promise.resolve() },
+    { event: 'the data path is killed', cause: (mounts: KeeperMounts) => mounts.killDataPath() },
   ])(
     'is reported to the next open if the writer was killed: $what in between',
     {
       timeout: 60_000,
     },
-    async ({ between }) => {
+    async ({ cause: between }) => {
       await using small = await mountSmall();
       const { mounts, mount, server } = small;
       await using user = useFiles();
       const path = mount.on('file');
-      const writer = spawn('python3', ['-c', writes, path], { stdio: ['pipe', 'pipe', 'inherit'] });
-      const says = createInterface({ input: writer.stdout })[Symbol.asyncIterator]();
-      await says.next();
+      const writer = spawn('python3', ['-c', writerScript, path], { stdio: ['pipe', 'pipe', 'inherit'] });
+      const lines = createInterface({ input: writer.stdout })[Symbol.asyncIterator]();
+      await lines.next();
       await server.freeze();
       try {
         writer.stdin.write('go\n');
-        expect((await says.next()).value).toBe('written');
+        expect((await lines.next()).value).toBe('written');
         await eventually(
           () => mount.waiting(),
           (count) => count > 0,
@@ -146,7 +150,7 @@ async function afterLastAnswer(mount: KeeperMount, newName: string): Promise<voi
 }
 
 /** Writes more than fits, then waits for the result. */
-const writes = `
+const writerScript = `
 import os, sys
 file = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)
 print('open', flush=True)
@@ -193,15 +197,15 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('flush before unmou
     await using user = useFiles();
     const file = await user.open(mount.on('file'));
     await ganesha.server.freeze();
-    let flushing: Promise<number> | undefined;
+    let flushResult: Promise<number> | undefined;
     try {
       expect(await user.write(file, 0, mebibyte, 'x')).toBe('ok');
-      flushing = mount.flush(30_000);
+      flushResult = mount.flush(30_000);
       await mounts.killDataPath();
     } finally {
       ganesha.server.thaw();
     }
-    expect(await flushing).toBe(0);
+    expect(await flushResult).toBe(0);
     expect(readFileSync(join(folder, 'file')).equals(Buffer.alloc(mebibyte, 'x'))).toBe(true);
     expect(await user.close(file)).toBe('ok');
     await run('umount', [mount.at]);

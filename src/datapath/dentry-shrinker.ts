@@ -5,18 +5,18 @@ import type { SeenNode } from './seen-nodes.ts';
 import type { Server } from './server.ts';
 
 export interface DentryShrinkerParts {
-  readonly nodes: Pick<Nodes, 'get' | 'lost' | 'isLossTold'>;
-  readonly server: Pick<Server, 'oldest' | 'seen' | 'forget'>;
+  readonly nodes: Pick<Nodes, 'get' | 'dataLoss' | 'isLossReported'>;
+  readonly server: Pick<Server, 'leastRecentlySeen' | 'recordSeen' | 'forget'>;
   /** Sends a notification from another thread than the one that answers the kernel. */
-  readonly notifyApart: (bytes: Buffer) => Promise<unknown>;
+  readonly notifyFromThread: (bytes: Buffer) => Promise<unknown>;
   /** Default: pending requests are unknown. */
-  readonly lockedDirectories?: Pick<LockedDirectories, 'allows' | 'ended'>;
-  /** Resolves when it may start: pending changes wait for the same. */
+  readonly lockedDirectories?: Pick<LockedDirectories, 'allows' | 'nextAnswer'>;
+  /** Resolves when dentries may be dropped. Undefined: now. Changes wait for the same promise. */
   readonly ready?: () => Promise<void> | undefined;
 }
 
 /** How many nodes to scan per node to drop. */
-const scanFactor = 4;
+const scansPerDrop = 4;
 /** Nodes per batch. */
 const batchSize = 16;
 
@@ -29,55 +29,57 @@ const batchSize = 16;
  * names are dropped one at a time, only in directories without pending requests, and not while the server is slow.
  */
 export function createDentryShrinker(parts: DentryShrinkerParts): (count: number) => void {
-  const { nodes, server, notifyApart, lockedDirectories, ready } = parts;
+  const { nodes, server, notifyFromThread, lockedDirectories, ready } = parts;
   let isRunning = false;
-  let toDrop = 0;
+  let dropsLeft = 0;
   let scansLeft = 0;
 
   /** The node has an unreported data loss: the next open reports it, if the node still exists. */
-  const hasUnreportedLoss = (id: number): boolean => nodes.lost(id) !== undefined && !nodes.isLossTold(id);
+  const hasUnreportedLoss = (id: number): boolean => nodes.dataLoss(id) !== undefined && !nodes.isLossReported(id);
   const isUnused = ({ id, isDirectory }: SeenNode): boolean =>
     !isDirectory && nodes.get(id)?.opens === 0 && !hasUnreportedLoss(id);
 
-  /** Try the others first. The kernel's FORGET removes the node. */
+  /** Moves the node behind all others, so that they are tried first. The kernel's FORGET removes the node. */
   function moveToEnd({ id, parent, key }: SeenNode): void {
     if (nodes.get(id) === undefined) server.forget(id);
-    else server.seen(id, parent, key);
+    else server.recordSeen(id, parent, key);
   }
 
   /** False: all candidates of this batch are in busy directories. */
   async function shrinkBatch(): Promise<boolean> {
     let requested = 0;
     let refused = 0;
-    const oldest = server.oldest(batchSize);
-    if (oldest.length === 0) toDrop = 0;
-    for (const placed of oldest) {
-      if (toDrop === 0) break;
-      moveToEnd(placed);
-      if (isUnused(placed) && lockedDirectories?.allows(placed.parent) === false) refused++;
-      else if (--scansLeft < 0) toDrop = 0;
-      else if (isUnused(placed)) {
+    const oldest = server.leastRecentlySeen(batchSize);
+    if (oldest.length === 0) dropsLeft = 0;
+    for (const candidate of oldest) {
+      if (dropsLeft === 0) break;
+      moveToEnd(candidate);
+      if (isUnused(candidate) && lockedDirectories?.allows(candidate.parent) === false) refused++;
+      else if (--scansLeft < 0) dropsLeft = 0;
+      else if (isUnused(candidate)) {
         requested++;
-        toDrop--;
-        await notifyApart(invalidateEntry(placed.parent, Buffer.from(placed.key, 'latin1'), { expireOnly: false }));
+        dropsLeft--;
+        await notifyFromThread(
+          invalidateEntry(candidate.parent, Buffer.from(candidate.key, 'latin1'), { expireOnly: false }),
+        );
       }
     }
     return requested > 0 || refused === 0;
   }
 
   async function shrinkAll(): Promise<void> {
-    while (toDrop > 0) {
+    while (dropsLeft > 0) {
       await ready?.();
-      if (!(await shrinkBatch())) await lockedDirectories?.ended();
+      if (!(await shrinkBatch())) await lockedDirectories?.nextAnswer();
     }
   }
 
   return (count) => {
-    toDrop = count;
-    scansLeft = count * scanFactor;
+    dropsLeft = count;
+    scansLeft = count * scansPerDrop;
     if (isRunning) return;
     isRunning = true;
-    // If the kernel refuses, others are tried at the next call.
+    // If the kernel rejects a notification, the next call tries other dentries.
     void shrinkAll()
       .catch(() => undefined)
       .finally(() => {

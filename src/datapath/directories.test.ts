@@ -19,7 +19,7 @@ const request: Request = {
   signal: new AbortController().signal,
 };
 const attributes = { type: 1, mode: 0, size: 0, used: 0, fileId: 1n } as never;
-const refusal = (status: NfsStatusName) => new NfsError('READDIRPLUS', nfsStatus[status], false);
+const readdirError = (status: NfsStatusName) => new NfsError('READDIRPLUS', nfsStatus[status], false);
 
 const entry = (name: string, cookie: number): EntryPlus => ({
   fileId: BigInt(cookie),
@@ -30,7 +30,7 @@ const entry = (name: string, cookie: number): EntryPlus => ({
   handle: Uint8Array.of(cookie),
 });
 
-function serving(nfs: Partial<NfsClient>) {
+function createDirectoryReader(nfs: Partial<NfsClient>) {
   const operations = createFileSystem({
     nfs: nfs as NfsClient,
     nodes: createMemoryNodes(Uint8Array.of(0)),
@@ -40,17 +40,17 @@ function serving(nfs: Partial<NfsClient>) {
     options: { identity: asCaller, softMs: 1_000 },
   }) as Operations;
 
-  /** Reads on from a position, `most` entries at once. */
+  /** Continues reading at a position, `most` entries at once. */
   async function read(
     fh: number,
     offset: bigint,
-    most: number,
+    maxEntries: number,
     node = root,
   ): Promise<{ names: string[]; offset: bigint }> {
     const names: string[] = [];
     let last = offset;
     const add = ({ name, offset: next }: { name: Uint8Array; offset: bigint }): boolean => {
-      if (names.length >= most) return false;
+      if (names.length >= maxEntries) return false;
       names.push(Buffer.from(name).toString());
       last = next;
       return true;
@@ -59,11 +59,11 @@ function serving(nfs: Partial<NfsClient>) {
     return { names, offset: last };
   }
 
-  async function list(most: number): Promise<string[]> {
+  async function list(maxEntries: number): Promise<string[]> {
     const { fh } = await operations.opendir(root, 0, request);
     const all: string[] = [];
     for (let offset = 0n; ; ) {
-      const page = await read(fh, offset, most);
+      const page = await read(fh, offset, maxEntries);
       if (page.names.length === 0) return all;
       all.push(...page.names);
       offset = page.offset;
@@ -74,22 +74,22 @@ function serving(nfs: Partial<NfsClient>) {
 }
 
 /** Two entries per page. */
-const paged = (names: readonly string[], { cookie, verifier }: ReaddirArgs, started = 1) => {
-  const from = cookie === 0n ? 0 : Number(cookie) - started * 100;
-  const entries = names.slice(from, from + 2).map((name, i) => entry(name, started * 100 + from + i + 1));
+const twoEntryPage = (names: readonly string[], { cookie, verifier }: ReaddirArgs, generation = 1) => {
+  const from = cookie === 0n ? 0 : Number(cookie) - generation * 100;
+  const entries = names.slice(from, from + 2).map((name, i) => entry(name, generation * 100 + from + i + 1));
   return { entries, verifier, isEnd: from + 2 >= names.length };
 };
 
 describe('reading a directory', () => {
   const names = ['.', '..', 'a', 'b', 'c', 'd', 'e'];
 
-  test.each([1, 2, 3, 100])('returns each of its names once when read %i at a time', async (most) => {
-    const { list } = serving({ readdirplus: async (args) => paged(names, args) });
-    expect(await list(most)).toEqual(names);
+  test.each([1, 2, 3, 100])('returns each of its names once when read %i at a time', async (maxEntries) => {
+    const { list } = createDirectoryReader({ readdirplus: async (args) => twoEntryPage(names, args) });
+    expect(await list(maxEntries)).toEqual(names);
   });
 
   test('supports seeking back and rewinding', async () => {
-    const { operations, read } = serving({ readdirplus: async (args) => paged(names, args) });
+    const { operations, read } = createDirectoryReader({ readdirplus: async (args) => twoEntryPage(names, args) });
     const { fh } = await operations.opendir(root, 0, request);
     const first = await read(fh, 0n, 2);
     await read(fh, first.offset, 2);
@@ -100,8 +100,8 @@ describe('reading a directory', () => {
   });
 
   test('separates two directories that were opened with the same number', async () => {
-    const { operations, read } = serving({
-      readdirplus: async (args) => paged(args.directory.length > 1 ? ['x', 'y', 'z'] : names, args),
+    const { operations, read } = createDirectoryReader({
+      readdirplus: async (args) => twoEntryPage(args.directory.length > 1 ? ['x', 'y', 'z'] : names, args),
       lookup: async () => ({ handle: Uint8Array.of(7, 7), attributes, directory: undefined }),
     });
     const { node } = await operations.lookup(root, Buffer.from('other'), request);
@@ -112,14 +112,14 @@ describe('reading a directory', () => {
     expect((await read(fh, offset, 2)).names).toEqual(['a', 'b']);
   });
 
-  test('restarts from the beginning if the server lost its place, and returns nothing twice', async () => {
-    let started = 1;
+  test('restarts from the beginning if the server rejects a cookie, and returns no name twice', async () => {
+    let generation = 1;
     let calls = 0;
-    const { list } = serving({
+    const { list } = createDirectoryReader({
       readdirplus: async (args) => {
-        if (++calls === 3) started = 2;
-        if (args.cookie !== 0n && Number(args.cookie) < started * 100) throw refusal('BAD_COOKIE');
-        return paged(names, args, started);
+        if (++calls === 3) generation = 2;
+        if (args.cookie !== 0n && Number(args.cookie) < generation * 100) throw readdirError('BAD_COOKIE');
+        return twoEntryPage(names, args, generation);
       },
     });
     expect(await list(1)).toEqual(names);
@@ -127,38 +127,38 @@ describe('reading a directory', () => {
   });
 
   test('sends the verifier that belongs to each position', async () => {
-    const seen: bigint[] = [];
-    const { list } = serving({
+    const sentVerifiers: bigint[] = [];
+    const { list } = createDirectoryReader({
       readdirplus: async (args) => {
-        seen.push(args.verifier);
-        return { ...paged(names, args), verifier: 77n };
+        sentVerifiers.push(args.verifier);
+        return { ...twoEntryPage(names, args), verifier: 77n };
       },
     });
     await list(100);
-    expect(seen).toEqual([0n, 77n, 77n, 77n]);
+    expect(sentVerifiers).toEqual([0n, 77n, 77n, 77n]);
   });
 
-  test('skips names that lead elsewhere', async () => {
-    const bad = ['ok', 'a/b', '', '../up', 'fine'];
-    const { list } = serving({ readdirplus: async (args) => paged(bad, args) });
+  test('skips names that are empty or contain a slash', async () => {
+    const names = ['ok', 'a/b', '', '../up', 'fine'];
+    const { list } = createDirectoryReader({ readdirplus: async (args) => twoEntryPage(names, args) });
     expect(await list(100)).toEqual(['ok', 'fine']);
   });
 
   test('works with servers that lack READDIRPLUS or support other sizes only', async () => {
-    const plain = serving({
-      readdirplus: () => Promise.reject(refusal('NOTSUPP')),
-      readdir: async (args) => paged(names, args),
+    const withoutReaddirplus = createDirectoryReader({
+      readdirplus: () => Promise.reject(readdirError('NOTSUPP')),
+      readdir: async (args) => twoEntryPage(names, args),
     });
-    expect(await plain.list(100)).toEqual(names);
+    expect(await withoutReaddirplus.list(100)).toEqual(names);
     const sizes: number[] = [];
-    const small = serving({
+    const withMinSize = createDirectoryReader({
       readdirplus: async (args) => {
         sizes.push(args.bytes);
-        if (args.bytes < 200_000) throw refusal('TOOSMALL');
-        return paged(names, args);
+        if (args.bytes < 200_000) throw readdirError('TOOSMALL');
+        return twoEntryPage(names, args);
       },
     });
-    expect(await small.list(100)).toEqual(names);
+    expect(await withMinSize.list(100)).toEqual(names);
     expect(sizes.slice(0, 4)).toEqual([65_536, 131_072, 262_144, 262_144]);
   });
 
@@ -166,20 +166,20 @@ describe('reading a directory', () => {
     'succeeds when a name is removed meanwhile and the server answers %s',
     async (status) => {
       let refused = 0;
-      const { list } = serving({
+      const { list } = createDirectoryReader({
         readdirplus: async (args) => {
-          if (args.cookie !== 0n && refused++ < 2) throw refusal(status);
-          return paged(names, args);
+          if (args.cookie !== 0n && refused++ < 2) throw readdirError(status);
+          return twoEntryPage(names, args);
         },
       });
       expect(await list(100)).toEqual(names);
-      const gone = serving({ readdirplus: () => Promise.reject(refusal(status)) });
-      await expect(gone.list(100)).rejects.toThrow(`E${status}`);
+      const withoutDirectory = createDirectoryReader({ readdirplus: () => Promise.reject(readdirError(status)) });
+      await expect(withoutDirectory.list(100)).rejects.toThrow(`E${status}`);
     },
   );
 
   test("stops if the server's listing never ends", async () => {
-    const { list } = serving({
+    const { list } = createDirectoryReader({
       readdirplus: async ({ verifier }) => ({ entries: [entry('/', 5)], verifier, isEnd: false }),
     });
     await expect(list(100)).rejects.toThrow('EIO');
@@ -195,8 +195,8 @@ describe('reading a directory', () => {
       options: { identity: asCaller },
       nfs: {
         readdirplus: async (args: ReaddirArgs) => ({
-          ...paged(names, args),
-          entries: paged(names, args).entries.map((one) => ({ ...one, attributes })),
+          ...twoEntryPage(names, args),
+          entries: twoEntryPage(names, args).entries.map((one) => ({ ...one, attributes })),
         }),
       } as never,
     }) as Operations;

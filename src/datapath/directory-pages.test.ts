@@ -13,34 +13,40 @@ import { NfsError, nfsStatus } from '#wire/nfs3/status.ts';
 const run = promisify(execFile);
 
 describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that lists a directory in a loop', () => {
-  const it = exportedByGanesha();
+  const exported = exportedByGanesha();
 
   /** Never returns eof. `again`: the entry at which it starts over. */
-  function circling(nfs: NfsClient, again: number): NfsClient {
+  function withEndlessListing(nfs: NfsClient, loopStart: number): NfsClient {
     return {
       ...nfs,
       readdirplus: async (args, options) => {
         const all = await nfs.readdirplus({ ...args, cookie: 0n, verifier: 0n }, options);
-        const at = all.entries.findIndex(({ cookie }) => cookie === args.cookie);
-        const rest = all.entries.slice(at + 1);
-        return { ...all, isEnd: false, entries: rest.length > 0 ? rest : all.entries.slice(again) };
+        const index = all.entries.findIndex(({ cookie }) => cookie === args.cookie);
+        const rest = all.entries.slice(index + 1);
+        return { ...all, isEnd: false, entries: rest.length > 0 ? rest : all.entries.slice(loopStart) };
       },
     };
   }
 
-  test.each([0, 1, 7, 39])('causes an error instead of an endless listing, with a loop to entry %i', async (again) => {
-    using ground = createScratchFolder();
-    for (let i = 0; i < 40; i++) await fs.writeFile(it.on(`file-${i}`), '');
-    await using mount = await mountNfs(ground.folder, { nfs: circling(it.nfs, again), root: it.directory });
-    await expect(run('ls', [mount.at], { timeout: 20_000 })).rejects.toThrow('Input/output error');
-    expect(await fs.readFile(join(mount.at, 'file-1'), 'utf8')).toBe('');
-    expect(mount.faults).toEqual([]);
-  });
+  test.each([0, 1, 7, 39])(
+    'causes an error instead of an endless listing, with a loop to entry %i',
+    async (loopStart) => {
+      using scratch = createScratchFolder();
+      for (let i = 0; i < 40; i++) await fs.writeFile(exported.on(`file-${i}`), '');
+      await using mount = await mountNfs(scratch.folder, {
+        nfs: withEndlessListing(exported.nfs, loopStart),
+        root: exported.directory,
+      });
+      await expect(run('ls', [mount.at], { timeout: 20_000 })).rejects.toThrow('Input/output error');
+      expect(await fs.readFile(join(mount.at, 'file-1'), 'utf8')).toBe('');
+      expect(mount.faults).toEqual([]);
+    },
+  );
 
   test('is not confused with a listing read in pieces, back and forth', async () => {
-    using ground = createScratchFolder();
-    for (let i = 0; i < 300; i++) await fs.writeFile(it.on(`a long name, so that they fill pages ${i}`), '');
-    await using mount = await mountNfs(ground.folder, { nfs: it.nfs, root: it.directory });
+    using scratch = createScratchFolder();
+    for (let i = 0; i < 300; i++) await fs.writeFile(exported.on(`a long name, so that they fill pages ${i}`), '');
+    await using mount = await mountNfs(scratch.folder, { nfs: exported.nfs, root: exported.directory });
     const script = `
       opendir(my $dir, $ARGV[0]) or die $!;
       my (@at, %seen);
@@ -56,28 +62,31 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that lists a directo
 });
 
 describe.skipIf(needs('fuse', 'ganesha'))('a server that can never continue a listing', () => {
-  const it = exportedByGanesha();
+  const exported = exportedByGanesha();
   let calls = 0;
 
   /** Returns the first few names, then rejects every cookie. */
-  const forgetting: NfsClient['readdirplus'] = async (args, options) => {
+  const rejectsCookies: NfsClient['readdirplus'] = async (args, options) => {
     calls++;
     if (args.cookie !== 0n) throw new NfsError('READDIRPLUS', nfsStatus.BAD_COOKIE, false);
-    const page = await it.nfs.readdirplus(args, options);
+    const page = await exported.nfs.readdirplus(args, options);
     return { ...page, entries: page.entries.slice(0, 5), isEnd: false };
   };
-  const neverContent: NfsClient['readdirplus'] = async () => {
+  const rejectsSizes: NfsClient['readdirplus'] = async () => {
     throw new NfsError('READDIRPLUS', calls++ % 2 === 0 ? nfsStatus.TOOSMALL : nfsStatus.INVAL, false);
   };
 
   test.each([
-    ['it forgets its position', forgetting],
-    ['it rejects every size', neverContent],
+    ['it forgets its position', rejectsCookies],
+    ['it rejects every size', rejectsSizes],
   ])('causes an error after a few calls: %s', async (_, readdirplus) => {
-    using ground = createScratchFolder();
+    using scratch = createScratchFolder();
     calls = 0;
-    for (let i = 0; i < 40; i++) await fs.writeFile(it.on(`file-${i}`), '');
-    await using mount = await mountNfs(ground.folder, { nfs: { ...it.nfs, readdirplus }, root: it.directory });
+    for (let i = 0; i < 40; i++) await fs.writeFile(exported.on(`file-${i}`), '');
+    await using mount = await mountNfs(scratch.folder, {
+      nfs: { ...exported.nfs, readdirplus },
+      root: exported.directory,
+    });
     await expect(run('ls', [mount.at], { timeout: 20_000 })).rejects.toThrow(/Input\/output error|Invalid argument/);
     expect(calls).toBeLessThan(50);
     expect(mount.faults).toEqual([]);

@@ -5,21 +5,21 @@ import { libc } from '#base/linux/libc.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { drainConnections } from './drain-connections.ts';
 
-const never = new AbortController().signal;
+const neverAborts = new AbortController().signal;
 
 /**
  * A connection whose client is gone, except for a copy of its descriptor. The server may not have read all data yet.
  */
-async function leftBehind(sent: string) {
+async function createAbandonedConnection(sent: string) {
   const server = createServer({ allowHalfOpen: true, pauseOnConnect: true });
   server.listen(0, '127.0.0.1');
   await once(server, 'listening');
-  const own = connect((server.address() as { readonly port: number }).port, '127.0.0.1');
-  const [[peer]] = (await Promise.all([once(server, 'connection'), once(own, 'connect')])) as unknown as [[Socket]];
-  const { fd } = (own as unknown as { readonly _handle: { readonly fd: number } })._handle;
+  const client = connect((server.address() as { readonly port: number }).port, '127.0.0.1');
+  const [[peer]] = (await Promise.all([once(server, 'connection'), once(client, 'connect')])) as unknown as [[Socket]];
+  const { fd } = (client as unknown as { readonly _handle: { readonly fd: number } })._handle;
   const copy: number = libc().func('int dup(int fd)')(fd);
-  await new Promise((resolve) => own.write(sent, resolve));
-  own.destroy();
+  await new Promise((resolve) => client.write(sent, resolve));
+  client.destroy();
   peer.on('error', () => undefined);
   return {
     copy,
@@ -31,60 +31,72 @@ async function leftBehind(sent: string) {
   };
 }
 
-const soon = async (promise: Promise<unknown>): Promise<boolean> =>
+const settlesSoon = async (promise: Promise<unknown>): Promise<boolean> =>
   await Promise.race([promise.then(() => true), new Promise<boolean>((resolve) => setTimeout(resolve, 100, false))]);
 
 describe('draining the connections of a predecessor', () => {
-  test('ends when the server has read everything and closed them', async () => {
+  test('ends when the server has read everything and closed the connections', async () => {
     const clock = createFakeClock();
-    using left = await leftBehind('an old call');
-    const forever = new Promise<never>(() => undefined);
-    const draining = drainConnections([left.copy], { clock, isAnswering: () => forever }, never);
-    expect(await soon(draining)).toBe(false);
+    using abandoned = await createAbandonedConnection('an old call');
+    const neverResolves = new Promise<never>(() => undefined);
+    const draining = drainConnections(
+      [abandoned.copy],
+      { clock, waitUntilAnswering: () => neverResolves },
+      neverAborts,
+    );
+    expect(await settlesSoon(draining)).toBe(false);
     let read = '';
-    left.peer.on('data', (chunk) => {
+    abandoned.peer.on('data', (chunk) => {
       read += String(chunk);
-      left.peer.write('an answer that no request waits for');
+      abandoned.peer.write('an answer that no request waits for');
     });
-    await once(left.peer.resume(), 'end');
+    await once(abandoned.peer.resume(), 'end');
     expect(read).toBe('an old call');
-    expect(await soon(draining)).toBe(false);
-    left.peer.end();
+    expect(await settlesSoon(draining)).toBe(false);
+    abandoned.peer.end();
     await draining;
   });
 
-  test('resets them if the server answers others but does not close them', async () => {
+  test('resets connections that the server does not close, although it answers other calls', async () => {
     const clock = createFakeClock();
-    using left = await leftBehind('x');
+    using abandoned = await createAbandonedConnection('x');
     const { promise: answering, resolve: answer } = Promise.withResolvers<void>();
-    const draining = drainConnections([left.copy], { clock, isAnswering: () => answering }, never);
+    const draining = drainConnections([abandoned.copy], { clock, waitUntilAnswering: () => answering }, neverAborts);
     clock.advance(60_000);
-    expect(await soon(draining)).toBe(false);
+    expect(await settlesSoon(draining)).toBe(false);
     answer();
-    expect(await soon(draining)).toBe(false);
+    expect(await settlesSoon(draining)).toBe(false);
     clock.advance(10_000);
     await draining;
   });
 
   test('ends at once for broken connections', async () => {
-    using left = await leftBehind('x');
-    left.peer.resetAndDestroy();
-    await drainConnections([left.copy], { clock: createFakeClock(), isAnswering: async () => undefined }, never);
+    using abandoned = await createAbandonedConnection('x');
+    abandoned.peer.resetAndDestroy();
+    await drainConnections(
+      [abandoned.copy],
+      { clock: createFakeClock(), waitUntilAnswering: async () => undefined },
+      neverAborts,
+    );
   });
 
-  test('stops when it is aborted', async () => {
-    using left = await leftBehind('x');
+  test('stops when the signal aborts', async () => {
+    using abandoned = await createAbandonedConnection('x');
     const stop = new AbortController();
     const draining = drainConnections(
-      [left.copy],
-      { clock: createFakeClock(), isAnswering: async () => undefined },
+      [abandoned.copy],
+      { clock: createFakeClock(), waitUntilAnswering: async () => undefined },
       stop.signal,
     );
     stop.abort(new Error('enough'));
     await expect(draining).rejects.toThrow('enough');
   });
 
-  test('returns at once if there are none', async () => {
-    await drainConnections([], { clock: createFakeClock(), isAnswering: () => new Promise(() => undefined) }, never);
+  test('returns at once without connections', async () => {
+    await drainConnections(
+      [],
+      { clock: createFakeClock(), waitUntilAnswering: () => new Promise(() => undefined) },
+      neverAborts,
+    );
   });
 });

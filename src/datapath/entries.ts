@@ -1,10 +1,10 @@
 import type { Entry, Request } from '#wire/fuse/operations.ts';
 import { fileType, maxNameBytes } from '#wire/nfs3/structures.ts';
 import { typeByBits } from './attr.ts';
-import type { Context } from './context.ts';
 import { createEntryTtl } from './entry-ttl.ts';
 import { createFindName, type ResolvedName } from './find-name.ts';
-import { keyOf, type Name } from './name-cache.ts';
+import type { MountContext } from './mount-context.ts';
+import { type CachedName, keyOf } from './name-cache.ts';
 import type { Node, Nodes } from './ports.ts';
 import { createReaddirAhead } from './readdir-ahead.ts';
 
@@ -14,45 +14,45 @@ export interface Entries {
   lookup(parent: number, name: Buffer, request: Request): Entry | Promise<Entry>;
   /** Looks the name up on the server. Undefined: absent. */
   find(parent: number, name: Buffer, request: Request): Promise<ResolvedName | undefined>;
-  /** The same, but prefers the last answer to the kernel, since the kernel based its request on that. */
+  /** Like `find`, but prefers the last reply to the kernel, since the kernel based its request on it. */
   resolveAsKernelKnows(parent: number, name: Buffer, request: Request): Promise<ResolvedName | undefined>;
   /** Builds the kernel's entry and counts one lookup. */
-  entry(parent: number, key: string, there: ResolvedName, request: Request): Entry | Promise<Entry>;
+  entry(parent: number, key: string, resolved: ResolvedName, request: Request): Entry | Promise<Entry>;
   /** The entry of a READDIRPLUS, with attributes. */
-  listed(parent: number, key: string, name: Name, place: number): Entry | undefined;
-  /** The request at that place will not report the entry to the kernel after all. */
+  listedEntry(parent: number, key: string, name: CachedName, place: number): Entry | undefined;
+  /** Undoes a counted lookup: the request at that place does not report the entry to the kernel. */
   undoLookup(id: number, place: number): void;
   forget(id: number, lookups: number): void;
 }
 
 /** How long a listing's attributes are used: later the file may have been changed here. */
-const listedMs = 1_000;
+const maxListedAgeMs = 1_000;
 
 /** How an entry is counted and how long the kernel may cache it. */
 interface KernelEntry {
-  /** Of the request. */
+  /** The request's place in the journal. */
   readonly place: number;
-  readonly count: Nodes['addListed'];
+  readonly addLookup: Nodes['addListed'];
   readonly entryMs: number;
 }
 
-const nothing = (entryMs: number): Entry => ({ node: 0, generation: 0, attr: undefined, entryMs, attrMs: 0 });
+const negativeEntry = (entryMs: number): Entry => ({ node: 0, generation: 0, attr: undefined, entryMs, attrMs: 0 });
 
-export function createEntries(context: Context): Entries {
+export function createEntries(context: MountContext): Entries {
   const { nodes, server, attributes, names, clock, sequence, ttlMs } = context;
   const readdirAhead = createReaddirAhead(context);
   const { remainingMs, cachedMs } = createEntryTtl(context);
   const find = createFindName(context);
 
   /** Records where the kernel will see the node. */
-  function counted(parent: number, key: string, node: Node): Node {
-    server.seen(node.id, parent, key);
+  function recordSeen(parent: number, key: string, node: Node): Node {
+    server.recordSeen(node.id, parent, key);
     return node;
   }
 
   function entryOf({ id, generation }: Node, entryMs: number): Entry {
     const { attr, attrMs } = attributes.attrReply(id);
-    if (typeByBits(attr.mode) === fileType.directory) server.isDirectory(id);
+    if (typeByBits(attr.mode) === fileType.directory) server.markDirectory(id);
     return { node: id, generation, attr, entryMs, attrMs };
   }
 
@@ -70,16 +70,17 @@ export function createEntries(context: Context): Entries {
   }
 
   /** Undefined: not fully cached. */
-  function known(parent: number, key: string, name: Name, kernelEntry: KernelEntry): Entry | undefined {
-    const handle = name.meant?.handle;
+  function cachedEntry(parent: number, key: string, name: CachedName, kernelEntry: KernelEntry): Entry | undefined {
+    const handle = name.target?.handle;
     if (handle === undefined) return undefined;
-    const { place, count, entryMs } = kernelEntry;
-    const node = counted(parent, key, count(handle, place));
-    // Newer attributes than those of the listing may be known.
+    const { place, addLookup: count, entryMs } = kernelEntry;
+    const node = recordSeen(parent, key, count(handle, place));
+    // The attribute cache may have newer attributes than the listing.
     if (attributes.freshMs(node.id) > 0) return entryOf(node, entryMs);
-    const seen = clock.elapsed() - name.at <= Math.max(ttlMs, listedMs) ? name.meant?.attributes : undefined;
-    if (seen !== undefined) {
-      attributes.update(node.id, seen, name.since, name.at);
+    const listedAttributes =
+      clock.elapsed() - name.at <= Math.max(ttlMs, maxListedAgeMs) ? name.target?.attributes : undefined;
+    if (listedAttributes !== undefined) {
+      attributes.update(node.id, listedAttributes, name.eventNumber, name.at);
       return entryOf(node, entryMs);
     }
     undoLookup(node.id, place);
@@ -96,11 +97,11 @@ export function createEntries(context: Context): Entries {
     }
   }
 
-  function entry(parent: number, key: string, there: ResolvedName, request: Request): Entry | Promise<Entry> {
-    const node = counted(parent, key, nodes.addLookup(there.handle, request.slot));
-    if (there.attributes === undefined) return entryFromServer(parent, node, request);
-    attributes.update(node.id, there.attributes, there.since);
-    sequence.lookedUp(node.id, request);
+  function entry(parent: number, key: string, resolved: ResolvedName, request: Request): Entry | Promise<Entry> {
+    const node = recordSeen(parent, key, nodes.addLookup(resolved.handle, request.slot));
+    if (resolved.attributes === undefined) return entryFromServer(parent, node, request);
+    attributes.update(node.id, resolved.attributes, resolved.eventNumber);
+    sequence.recordLookup(node.id, request);
     return entryOf(node, attributes.ttlOf(parent));
   }
 
@@ -117,33 +118,35 @@ export function createEntries(context: Context): Entries {
       const cached = names.get(parent, key);
       const entryMs = cached === undefined ? 0 : cachedMs(parent, cached);
       if (cached !== undefined && entryMs > 0) {
-        if (cached.meant === undefined) return nothing(entryMs);
-        const entry = known(parent, key, cached, { place: request.slot, count: nodes.addLookup, entryMs });
+        if (cached.target === undefined) return negativeEntry(entryMs);
+        const entry = cachedEntry(parent, key, cached, { place: request.slot, addLookup: nodes.addLookup, entryMs });
         if (entry !== undefined) {
           readdirAhead.recordHit(parent);
           return entry;
         }
       }
-      // Own changes keep the directory's attributes fresh.
-      const isKnown = cached?.meant === undefined && name.length <= maxNameBytes && names.isComplete(parent);
+      // This client's changes keep the directory's attributes fresh.
+      const isKnown = cached?.target === undefined && name.length <= maxNameBytes && names.isComplete(parent);
       const directoryMs = isKnown ? ttlMs - attributes.ageMs(parent) : 0;
-      if (directoryMs > 0) return nothing(directoryMs);
+      if (directoryMs > 0) return negativeEntry(directoryMs);
       readdirAhead.recordMiss(parent, request);
-      return find(parent, name, request).then((there) =>
-        there === undefined ? nothing(ttlMs) : entry(parent, key, there, request),
+      return find(parent, name, request).then((resolved) =>
+        resolved === undefined ? negativeEntry(ttlMs) : entry(parent, key, resolved, request),
       );
     },
     resolveAsKernelKnows: async (parent, name, request) => {
       const cached = names.get(parent, keyOf(name));
       if (cached === undefined) return await find(parent, name, request);
-      const handle = cached.meant?.handle;
-      if (handle !== undefined) return { handle, attributes: undefined, since: cached.since };
-      return cached.meant === undefined && cachedMs(parent, cached) > 0 ? undefined : await find(parent, name, request);
+      const handle = cached.target?.handle;
+      if (handle !== undefined) return { handle, attributes: undefined, eventNumber: cached.eventNumber };
+      return cached.target === undefined && cachedMs(parent, cached) > 0
+        ? undefined
+        : await find(parent, name, request);
     },
     // Without room for a node, the kernel gets the name only.
-    listed: (parent, key, name, place) =>
+    listedEntry: (parent, key, name, place) =>
       nodes.hasRoom()
-        ? known(parent, key, name, { place, count: nodes.addListed, entryMs: remainingMs(parent, name) })
+        ? cachedEntry(parent, key, name, { place, addLookup: nodes.addListed, entryMs: remainingMs(parent, name) })
         : undefined,
   };
 }

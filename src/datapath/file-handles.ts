@@ -1,4 +1,4 @@
 import type { FileHandle } from '#wire/nfs3/structures.ts';
 
-export const isSame = (a: FileHandle, b: FileHandle): boolean =>
+export const isSameHandle = (a: FileHandle, b: FileHandle): boolean =>
   a.length === b.length && a.every((byte, i) => byte === b[i]);

@@ -16,20 +16,20 @@ import type { FileSystemOptions } from './file-system.ts';
 const run = promisify(execFile);
 
 describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', () => {
-  const it = exportedByGanesha();
+  const exported = exportedByGanesha();
 
-  const mounted = async (ground: ScratchFolder, options: Partial<FileSystemOptions> = {}) => {
-    const mount = await mountNfs(ground.folder, { nfs: it.nfs, root: it.directory }, options);
+  const mountExported = async (scratch: ScratchFolder, options: Partial<FileSystemOptions> = {}) => {
+    const mount = await mountNfs(scratch.folder, { nfs: exported.nfs, root: exported.directory }, options);
     return { mount, path: (name: string) => join(mount.at, name) };
   };
 
   test('files are created, written in large and small pieces, read back, truncated and removed', async () => {
-    using ground = createScratchFolder();
-    const { mount, path } = await mounted(ground);
+    using scratch = createScratchFolder();
+    const { mount, path } = await mountExported(scratch);
     await using _ = mount;
     const data = randomBytes(5_000_001);
     await fs.writeFile(path('file'), data, { mode: 0o640 });
-    expect(readFileSync(it.on('file')).equals(data)).toBe(true);
+    expect(readFileSync(exported.on('file')).equals(data)).toBe(true);
     await using file = await fs.open(path('file'), 'r+');
     await file.write(Buffer.from('small'), 0, 5, 4_000_000);
     data.set(Buffer.from('small'), 4_000_000);
@@ -39,21 +39,21 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', 
     expect((await fs.readFile(path('file'))).equals(data.subarray(0, 4_000_100))).toBe(true);
     await file.write(Buffer.from('beyond a hole'), 0, 13, 6_000_000);
     expect((await file.read(Buffer.alloc(10), 0, 10, 5_000_000)).buffer).toEqual(Buffer.alloc(10));
-    expect(statSync(it.on('file')).size).toBe(6_000_013);
+    expect(statSync(exported.on('file')).size).toBe(6_000_013);
     await fs.unlink(path('file'));
     await expect(fs.stat(path('file'))).rejects.toThrow('ENOENT');
     expect(mount.faults).toEqual([]);
   });
 
   test('owner, mode and times are set and match those on the server', async () => {
-    using ground = createScratchFolder();
-    const { mount, path } = await mounted(ground);
+    using scratch = createScratchFolder();
+    const { mount, path } = await mountExported(scratch);
     await using _ = mount;
     await fs.writeFile(path('file'), 'data');
     await fs.chown(path('file'), 4_000_000_000, 1234);
     await fs.chmod(path('file'), 0o4711);
     await fs.utimes(path('file'), 1_000_000_000.25, 1_700_000_000.5);
-    for (const found of [await fs.stat(path('file')), statSync(it.on('file'))]) {
+    for (const found of [await fs.stat(path('file')), statSync(exported.on('file'))]) {
       expect(found).toMatchObject({ size: 4, mode: 0o104711, uid: 4_000_000_000, gid: 1234, nlink: 1 });
       expect([found.atimeMs, found.mtimeMs]).toEqual([1_000_000_000_250, 1_700_000_000_500]);
     }
@@ -64,8 +64,8 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', 
   });
 
   test('impossible sizes are refused and change nothing', async () => {
-    using ground = createScratchFolder();
-    const { mount, path } = await mounted(ground);
+    using scratch = createScratchFolder();
+    const { mount, path } = await mountExported(scratch);
     await using _ = mount;
     await using user = useFiles();
     const file = await user.open(path('file'));
@@ -79,13 +79,13 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', 
     const reading = ['iflag=direct', 'bs=4096', `skip=${2 ** 50}`, 'count=1'];
     expect((await run('dd', [`if=${path('file')}`, ...reading, 'status=none'])).stdout).toBe('');
     for (const one of [file, direct]) expect([await user.sync(one), await user.close(one)]).toEqual(['ok', 'ok']);
-    expect(readFileSync(it.on('file'), 'utf8')).toBe('x'.repeat(4096));
+    expect(readFileSync(exported.on('file'), 'utf8')).toBe('x'.repeat(4096));
     expect(mount.faults).toEqual([]);
   });
 
   test('directories, links, renames, special files and non-UTF-8 names work', async () => {
-    using ground = createScratchFolder();
-    const { mount, path } = await mounted(ground);
+    using scratch = createScratchFolder();
+    const { mount, path } = await mountExported(scratch);
     await using _ = mount;
     await fs.mkdir(path('a/b/c'), { recursive: true });
     await fs.symlink('../some/where', path('a/link'));
@@ -105,9 +105,9 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', 
     await expect(fs.rename(path('three'), path('a'))).rejects.toThrow('EISDIR');
     await expect(fs.stat(path('n'.repeat(256)))).rejects.toThrow('ENAMETOOLONG');
     await run('mkfifo', [path('pipe')]);
-    expect(statSync(it.on('pipe')).isFIFO()).toBe(true);
+    expect(statSync(exported.on('pipe')).isFIFO()).toBe(true);
     await run('mknod', [path('device'), 'c', '5', '300']);
-    expect((await fs.stat(path('device'))).rdev).toBe(statSync(it.on('device')).rdev);
+    expect((await fs.stat(path('device'))).rdev).toBe(statSync(exported.on('device')).rdev);
     const name = Buffer.concat([Buffer.from(`${mount.at}/`), Buffer.alloc(255, 0xe9)]);
     await fs.writeFile(name, 'a name that is not UTF-8');
     await fs.writeFile(path('für'), 'one that is');
@@ -116,16 +116,16 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', 
     expect(names).toContainEqual(Buffer.from('für'));
     expect(await fs.readFile(name, 'utf8')).toBe('a name that is not UTF-8');
     await fs.rm(path('a'), { recursive: true });
-    expect(readdirSync(it.folder).toSorted()).toEqual(expect.arrayContaining(['device', 'für', 'pipe', 'three']));
+    expect(readdirSync(exported.folder).toSorted()).toEqual(expect.arrayContaining(['device', 'für', 'pipe', 'three']));
     expect(mount.faults).toEqual([]);
   });
 
   test('a removed file is usable while it is open, and gone afterwards', async () => {
-    using ground = createScratchFolder();
-    const { mount, path } = await mounted(ground);
+    using scratch = createScratchFolder();
+    const { mount, path } = await mountExported(scratch);
     await using _ = mount;
     await fs.writeFile(path('file'), 'before');
-    linkSync(it.on('file'), it.on('other'));
+    linkSync(exported.on('file'), exported.on('other'));
     await using file = await fs.open(path('file'), 'r+');
     await fs.unlink(path('file'));
     await expect(fs.stat(path('file'))).rejects.toThrow('ENOENT');
@@ -134,26 +134,26 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', 
     expect((await file.stat()).nlink).toBe(0);
     await file.write('after!', 0);
     expect((await file.read(Buffer.alloc(6), 0, 6, 0)).buffer.toString()).toBe('after!');
-    expect(readdirSync(it.folder)).toEqual([expect.stringMatching(/^\.nfs[0-9a-f]{24}$/)]);
+    expect(readdirSync(exported.folder)).toEqual([expect.stringMatching(/^\.nfs[0-9a-f]{24}$/)]);
     await file.close();
-    await expect.poll(() => readdirSync(it.folder)).toEqual([]);
+    await expect.poll(() => readdirSync(exported.folder)).toEqual([]);
     expect(mount.faults).toEqual([]);
   });
 
   test('a file replaced while open is still readable; a failed rename leaves it in place', async () => {
-    using ground = createScratchFolder();
+    using scratch = createScratchFolder();
     let isRefusing = true;
-    const rename: typeof it.nfs.rename = (from, to, options) =>
+    const rename: typeof exported.nfs.rename = (from, to, options) =>
       isRefusing && String(from.name) === 'new'
         ? Promise.reject(new NfsError('RENAME', nfsStatus.ACCES, false))
-        : it.nfs.rename(from, to, options);
-    await using mount = await mountNfs(ground.folder, { nfs: { ...it.nfs, rename }, root: it.directory });
+        : exported.nfs.rename(from, to, options);
+    await using mount = await mountNfs(scratch.folder, { nfs: { ...exported.nfs, rename }, root: exported.directory });
     const path = (name: string): string => join(mount.at, name);
     await fs.writeFile(path('old'), 'old');
     await fs.writeFile(path('new'), 'new');
     await using file = await fs.open(path('old'), 'r');
     await expect(fs.rename(path('new'), path('old'))).rejects.toThrow('EACCES');
-    expect(readdirSync(it.folder).toSorted()).toEqual(['new', 'old']);
+    expect(readdirSync(exported.folder).toSorted()).toEqual(['new', 'old']);
     expect((await file.stat()).nlink).toBe(1);
     isRefusing = false;
     await fs.rename(path('new'), path('old'));
@@ -161,54 +161,54 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', 
     expect(await file.readFile('utf8')).toBe('old');
     expect(await fs.readFile(path('old'), 'utf8')).toBe('new');
     await file.close();
-    await expect.poll(() => readdirSync(it.folder)).toEqual(['old']);
+    await expect.poll(() => readdirSync(exported.folder)).toEqual(['old']);
     expect(mount.faults).toEqual([]);
   });
 
   test('a directory of many pages lists each name once, with and without attributes', async () => {
-    using ground = createScratchFolder();
+    using scratch = createScratchFolder();
     const names = Array.from({ length: 6_000 }, (_, i) => `a-name-that-is-not-short-${i}`);
-    mkdirSync(it.on('many'));
-    for (const name of names) writeFileSync(it.on(`many/${name}`), '');
-    const { mount, path } = await mounted(ground);
+    mkdirSync(exported.on('many'));
+    for (const name of names) writeFileSync(exported.on(`many/${name}`), '');
+    const { mount, path } = await mountExported(scratch);
     await using _ = mount;
     expect((await fs.readdir(path('many'))).toSorted()).toEqual(names.toSorted());
     const { stdout } = await run('ls', ['-la', path('many')], { maxBuffer: 2 ** 24 });
     expect(stdout.trim().split('\n')).toHaveLength(6_003);
     await run('rm', ['-r', path('many')]);
-    expect(readdirSync(it.folder)).toEqual([]);
+    expect(readdirSync(exported.folder)).toEqual([]);
     expect(mount.faults).toEqual([]);
   });
 
   test('attributes from a listing are not requested again', async () => {
-    using ground = createScratchFolder();
-    for (let i = 0; i < 50; i++) writeFileSync(it.on(`file-${i}`), 'x');
-    const asked: string[] = [];
-    const nfs = new Proxy(it.nfs, {
-      get: (target, name: keyof typeof it.nfs) => {
-        asked.push(name);
+    using scratch = createScratchFolder();
+    for (let i = 0; i < 50; i++) writeFileSync(exported.on(`file-${i}`), 'x');
+    const calledNames: string[] = [];
+    const nfs = new Proxy(exported.nfs, {
+      get: (target, name: keyof typeof exported.nfs) => {
+        calledNames.push(name);
         return target[name];
       },
     });
-    const mount = await mountNfs(ground.folder, { nfs, root: it.directory }, { cacheMs: 30_000 });
+    const mount = await mountNfs(scratch.folder, { nfs, root: exported.directory }, { cacheMs: 30_000 });
     await using _ = mount;
     await fs.readdir(mount.at);
-    asked.length = 0;
+    calledNames.length = 0;
     for (let i = 0; i < 50; i++) expect((await fs.stat(join(mount.at, `file-${i}`))).size).toBe(1);
-    expect(asked).toEqual([]);
+    expect(calledNames).toEqual([]);
     // Own changes do not expire the cache.
     await fs.unlink(join(mount.at, 'file-3'));
     await fs.writeFile(join(mount.at, 'new'), '');
-    asked.length = 0;
+    calledNames.length = 0;
     await expect(fs.stat(join(mount.at, 'file-3'))).rejects.toThrow('ENOENT');
     expect((await fs.stat(join(mount.at, 'file-4'))).size).toBe(1);
-    expect(asked).toEqual([]);
+    expect(calledNames).toEqual([]);
   });
 
   test('a read-only mount refuses all changes', async () => {
-    using ground = createScratchFolder();
-    writeFileSync(it.on('file'), 'data');
-    const { mount, path } = await mounted(ground, { readOnly: true });
+    using scratch = createScratchFolder();
+    writeFileSync(exported.on('file'), 'data');
+    const { mount, path } = await mountExported(scratch, { readOnly: true });
     await using _ = mount;
     expect(await fs.readFile(path('file'), 'utf8')).toBe('data');
     const changes = [
@@ -222,32 +222,32 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', 
       () => fs.truncate(path('file'), 1),
     ];
     for (const change of changes) await expect(change()).rejects.toThrow('EROFS');
-    expect(readFileSync(it.on('file'), 'utf8')).toBe('data');
+    expect(readFileSync(exported.on('file'), 'utf8')).toBe('data');
   });
 
   test('everything works with caching off and small transfers', async () => {
-    using ground = createScratchFolder();
-    const { mount, path } = await mounted(ground, { cacheMs: 0, maxRead: 4096, maxWrite: 5000 });
+    using scratch = createScratchFolder();
+    const { mount, path } = await mountExported(scratch, { cacheMs: 0, maxRead: 4096, maxWrite: 5000 });
     await using _ = mount;
     const data = randomBytes(300_000);
     await fs.writeFile(path('file'), data);
-    expect(readFileSync(it.on('file')).equals(data)).toBe(true);
+    expect(readFileSync(exported.on('file')).equals(data)).toBe(true);
     expect((await fs.readFile(path('file'))).equals(data)).toBe(true);
-    writeFileSync(it.on('other'), 'seen at once');
+    writeFileSync(exported.on('other'), 'seen at once');
     expect(await fs.readFile(path('other'), 'utf8')).toBe('seen at once');
     // Through another client: the server does not look at its disk again at once.
-    const { handle } = await it.nfs.lookup(it.directory, 'other');
-    await it.nfs.setattr(handle, { size: 17 });
+    const { handle } = await exported.nfs.lookup(exported.directory, 'other');
+    await exported.nfs.setattr(handle, { size: 17 });
     expect((await fs.stat(path('other'))).size).toBe(17);
     await fs.rename(path('other'), path('file'));
     await fs.unlink(path('file'));
-    expect(readdirSync(it.folder)).toEqual([]);
+    expect(readdirSync(exported.folder)).toEqual([]);
     expect(mount.faults).toEqual([]);
   });
 
   test('nodes that the kernel has forgotten are forgotten', async () => {
-    using ground = createScratchFolder();
-    const { mount, path } = await mounted(ground);
+    using scratch = createScratchFolder();
+    const { mount, path } = await mountExported(scratch);
     await using _ = mount;
     for (let i = 0; i < 300; i++) await fs.writeFile(path(`file-${i}`), '');
     await run('ls', ['-l', mount.at]);

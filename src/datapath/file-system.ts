@@ -2,10 +2,10 @@ import type { Clock } from '#base/clock.ts';
 import type { Operations, Request } from '#wire/fuse/operations.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { type Attributes, maxTransferBytes } from '#wire/nfs3/structures.ts';
-import { type Budget, createBudget, maxUnwrittenOfMount } from './budget.ts';
+import { type Budget, createBudget, maxUnwrittenBytesPerMount } from './budget.ts';
 import { createCalls } from './calls.ts';
 import { createCreateOperations } from './create.ts';
-import { createContext } from './create-context.ts';
+import { createMountContext } from './create-mount-context.ts';
 import type { DataLoss } from './data-loss-log.ts';
 import { createDentryShrinker } from './dentry-shrinker.ts';
 import { createDirectories } from './directories.ts';
@@ -56,19 +56,19 @@ export interface FileSystemParts {
   /** Sends a notification to the kernel. */
   readonly notify: (bytes: Buffer) => void;
   /**
-   * The same from another thread, for notifications that may block on an answer of ours. Default: the kernel is never
-   * asked to drop entries.
+   * Like `notify`, from another thread, for notifications that may block until a request is answered. Default: the
+   * kernel is never asked to drop entries.
    */
-  readonly notifyApart?: (bytes: Buffer) => Promise<unknown>;
+  readonly notifyFromThread?: (bytes: Buffer) => Promise<unknown>;
   readonly options: FileSystemOptions;
   /** Enforces the volume's size. Default: only the export's size limits it. */
   readonly quota?: Quota | undefined;
   /** Caches shared with the other mounts of the process. Default: none. */
   readonly shared?: SharedCaches;
   /** Aborts when the mount is gone: all calls are cancelled. */
-  readonly ended?: AbortSignal;
+  readonly mountEnded?: AbortSignal;
   /** Default: writes are answered when they are on the server's disk. */
-  readonly behind?: {
+  readonly writeBehind?: {
     readonly journal: JournaledWrites;
     /** Shared by all mounts of the process. */
     readonly budget: Budget;
@@ -82,7 +82,7 @@ export interface FileSystemParts {
 /** Dispose it when the mount is gone. */
 export interface FileSystem extends Disposable {
   readonly operations: Partial<Operations>;
-  readonly behind: UncommittedWrites;
+  readonly uncommitted: UncommittedWrites;
 }
 
 export const createFileSystem = (parts: FileSystemParts): Partial<Operations> => openFileSystem(parts).operations;
@@ -95,46 +95,52 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
   const { nodes, clock, options, shared = createSharedCaches() } = parts;
   const { cacheMs: ttlMs = 1_000, softMs: timeoutMs = Number.POSITIVE_INFINITY } = options;
   const { maxRead = maxTransferBytes, maxWrite = maxTransferBytes } = options;
-  const calls = createCalls({ clock, timeoutMs, ended: parts.ended });
-  const context = createContext(parts, { calls, shared, ttlMs, timeoutMs, endOf: (id) => writes.end(id) });
+  const calls = createCalls({ clock, timeoutMs, mountEnded: parts.mountEnded });
+  const context = createMountContext(parts, {
+    calls,
+    shared,
+    ttlMs,
+    timeoutMs,
+    unansweredEnd: (id) => writes.unansweredEnd(id),
+  });
   const { attributes, names, server, sequence, waitFor } = context;
-  const ready = parts.behind?.ready ?? (() => undefined);
+  const ready = parts.writeBehind?.ready ?? (() => undefined);
   const entries = createEntries(context);
-  const creating = createCreateOperations(context, entries);
+  const createOperations = createCreateOperations(context, entries);
   const { quota } = parts;
   const getattr = async (id: number, request: Request): Promise<Attributes> => {
-    await writes.settled(id, request);
+    await writes.waitUntilAnswered(id, request);
     return await server.getattr(request, id);
   };
   const charges = quota === undefined ? noCharges : createCharges({ quota, attributes, getattr, waitFor });
-  const unlinking = createUnlink(context, entries, { charges, ready });
-  const own = createBudget(maxUnwrittenOfMount);
-  const uncharged = createWrites({
+  const unlinkOperations = createUnlink(context, entries, { charges, ready });
+  const mountBudget = createBudget(maxUnwrittenBytesPerMount);
+  const writesWithoutQuota = createWrites({
     context,
     calls,
-    journal: parts.behind?.journal,
+    journal: parts.writeBehind?.journal,
     ready,
     isSync: options.sync === true,
     maxWrite: Math.min(maxWrite, maxTransferBytes),
     isHard: timeoutMs === Number.POSITIVE_INFINITY,
-    onDone: charges.written,
-    onLost: parts.behind?.onLost,
-    budgets: [own, ...(parts.behind === undefined ? [] : [parts.behind.budget])],
+    onDone: charges.settle,
+    onLost: parts.writeBehind?.onLost,
+    budgets: [mountBudget, ...(parts.writeBehind === undefined ? [] : [parts.writeBehind.budget])],
   });
-  const writes = withQuota(uncharged, charges, waitFor);
+  const writes = withQuota(writesWithoutQuota, charges, waitFor);
   const setattrOperation = createSetattr(context, writes, charges, options.group);
   const { forget: forgetFile, ...files } = createFiles({
     context,
     entries,
-    creating,
-    unlinking,
+    createOperations,
+    unlinkOperations,
     writes,
-    memory: shared.reads,
+    readBuffers: shared.readBuffers,
     maxRead: Math.min(maxRead, maxTransferBytes),
   });
   const directories = createDirectories(context, entries);
-  const { mkdir, mknod, symlink, link } = creating;
-  const { unlink, rmdir } = unlinking;
+  const { mkdir, mknod, symlink, link } = createOperations;
+  const { unlink, rmdir } = unlinkOperations;
   const changes = {
     mkdir,
     mknod,
@@ -142,7 +148,7 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
     link,
     unlink,
     rmdir,
-    ...createRename(context, entries, unlinking, charges),
+    ...createRename(context, entries, unlinkOperations, charges),
   };
   const operations: Partial<Operations> = {
     ...changes,
@@ -157,13 +163,13 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
     readlink: createReadlink(context),
     statfs: createStatfs(context, quota),
   };
-  const { notifyApart } = parts;
+  const { notifyFromThread } = parts;
   const lockedDirectories = createLockedDirectories(clock);
-  if (notifyApart !== undefined)
-    nodes.onPressure(createDentryShrinker({ nodes, server, notifyApart, lockedDirectories, ready }));
-  const bound = {
+  if (notifyFromThread !== undefined)
+    nodes.onPressure(createDentryShrinker({ nodes, server, notifyFromThread, lockedDirectories, ready }));
+  const boundOperations = {
     ...withErrnoErrors(
-      lockedDirectories.tracked(options.readOnly === true ? readOnlyOperations(operations) : operations),
+      lockedDirectories.track(options.readOnly === true ? readOnlyOperations(operations) : operations),
       sequence,
     ),
     forget: (id: number, lookups: number): void => {
@@ -174,11 +180,11 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
     },
   };
   return {
-    operations: bound,
-    behind: writes.behind,
+    operations: boundOperations,
+    uncommitted: writes.uncommitted,
     [Symbol.dispose]: () => {
       // Unsent writes are dropped and free their memory.
-      parts.behind?.budget.give(own.used);
+      parts.writeBehind?.budget.release(mountBudget.used);
       attributes[Symbol.dispose]();
       names[Symbol.dispose]();
     },
@@ -188,22 +194,22 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
 type AnyOperation = (...args: never[]) => unknown;
 
 /** Converts errors to errno. */
-function fail(cause: unknown): never {
+function throwErrno(cause: unknown): never {
   throw asErrno(cause);
 }
 
 function withErrnoErrors(operations: Partial<Operations>, sequence: RequestSequence): Partial<Operations> {
-  const border =
-    (does: AnyOperation): AnyOperation =>
+  const withErrno =
+    (operation: AnyOperation): AnyOperation =>
     (...args) => {
-      sequence.begin();
+      sequence.startRequest();
       try {
-        const result = does(...args);
-        return result instanceof Promise ? result.catch(fail) : result;
+        const result = operation(...args);
+        return result instanceof Promise ? result.catch(throwErrno) : result;
       } catch (cause) {
-        return fail(cause);
+        return throwErrno(cause);
       }
     };
-  const all = Object.entries(operations).map(([name, does]) => [name, border(does as AnyOperation)]);
+  const all = Object.entries(operations).map(([name, does]) => [name, withErrno(does as AnyOperation)]);
   return Object.fromEntries(all) as Partial<Operations>;
 }

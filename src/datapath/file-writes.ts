@@ -12,12 +12,12 @@ export interface FileWritesParts<W> {
   readonly clock: Clock;
   readonly pattern: WritePattern;
   /** Sends the whole piece. Retries as the mount options say; then throws an Errno. */
-  readonly send: (piece: Piece<W>, how: { readonly stable: boolean }) => Promise<SendResult>;
-  readonly commit: (who: W) => Promise<{ readonly verifier: bigint }>;
-  /** The data are on the server's disk or lost. */
+  readonly send: (piece: Piece<W>, options: { readonly stable: boolean }) => Promise<SendResult>;
+  readonly commit: (writer: W) => Promise<{ readonly verifier: bigint }>;
+  /** Called when the data are on the server's disk or lost. */
   readonly free: (piece: Piece<W>) => void;
   readonly onLost: (cause: Errno, lost: readonly Piece<W>[]) => void;
-  /** Called when nothing is left. */
+  /** Called when no write is left. */
   readonly onIdle: () => void;
 }
 
@@ -29,7 +29,7 @@ export interface FileWrites<W> {
    * Resolves when the server has answered every write so far (of the range) and its attributes are right. Undefined:
    * there is nothing to wait for.
    */
-  settled(range: Range | undefined): Promise<void> | undefined;
+  waitUntilAnswered(range: Range | undefined): Promise<void> | undefined;
   /** Resolves when everything written so far is on the server's disk or lost. */
   flush(): Promise<void>;
   /** Commits early to free memory. */
@@ -40,7 +40,7 @@ export interface FileWrites<W> {
    */
   revalidate(): void;
   /** The minimum size by unanswered writes. Undefined: all are answered. */
-  end(): number | undefined;
+  unansweredEnd(): number | undefined;
 }
 
 interface Entry<W> extends Piece<W> {
@@ -52,10 +52,10 @@ interface Entry<W> extends Piece<W> {
 }
 
 /** WRITEs of one file in flight. */
-const maxInFlight = 8;
+const maxWritesInFlight = 8;
 /** How many blocked entries to look past for one that can be sent. */
-const maxLookahead = 64;
-/** A file this small is written by one call on close, and waits this long for the close. */
+const maxBlockedEntries = 64;
+/** A file of at most this size is written by one call on close. Its write waits for the close for `sendDelayMs`. */
 const smallFileBytes = 64 * 1024;
 const sendDelayMs = 30;
 /** A server that lost data this often gets FILE_SYNC writes. */
@@ -66,19 +66,19 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
   /** Entries waiting to be sent, in order, and those in flight. */
   const queue: Entry<W>[] = [];
   const sending = new Set<Entry<W>>();
-  let orders = 0;
+  let lastOrder = 0;
   let losses = 0;
   let isDelayed = false;
   /** Sent as FILE_SYNC speculatively, by the write pattern. */
   let speculative: Entry<W> | undefined;
-  /** A writer waits for memory: commit as soon as possible, until that has freed some. */
+  /** A writer waits for memory: commit as soon as possible, until a commit has freed memory. */
   let isCommitUrgent = false;
   let committing: Promise<void> | undefined;
   let verifying: Promise<void> | undefined;
   let changed = Promise.withResolvers<void>();
 
   /** Wakes waiters. */
-  function change(): void {
+  function wakeWaiters(): void {
     changed.resolve();
     changed = Promise.withResolvers();
     if (entries.size === 0 && committing === undefined) parts.onIdle();
@@ -94,11 +94,11 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
     for (const entry of lost) drop(entry);
   }
 
-  function start(entry: Entry<W>, how: { readonly stable: boolean }): void {
+  function sendEntry(entry: Entry<W>, options: { readonly stable: boolean }): void {
     entry.state = 'sending';
     sending.add(entry);
     parts
-      .send(entry, how)
+      .send(entry, options)
       .then(
         ({ isStable, verifier }) => {
           entry.state = 'sent';
@@ -107,7 +107,7 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
           if (entry === speculative) endSpeculation();
           if (entry.mustResend) requeue(entry);
           // An earlier overlapping write may have to be resent, and this one after it.
-          else if (isStable && !isBehindAnother(entries, entry)) drop(entry);
+          else if (isStable && !overlapsEarlier(entries, entry)) drop(entry);
         },
         (cause: unknown) => {
           if (entry === speculative) endSpeculation();
@@ -121,37 +121,37 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
   }
 
   /** Sends in order; overlapping writes one after the other. */
-  function send(): void {
+  function sendQueued(): void {
     if (isDelayed) return;
-    const ahead = [...sending];
-    for (let i = 0; i < queue.length && sending.size < maxInFlight && ahead.length < maxLookahead; ) {
+    const earlier = [...sending];
+    for (let i = 0; i < queue.length && sending.size < maxWritesInFlight && earlier.length < maxBlockedEntries; ) {
       const entry = queue[i] as Entry<W>;
-      const isFree = !ahead.some((one) => isOverlap(entry, rangeOf(one)));
-      ahead.push(entry);
+      const isFree = !earlier.some((one) => isOverlap(entry, rangeOf(one)));
+      earlier.push(entry);
       if (isFree) {
         queue.splice(i, 1);
-        start(entry, { stable: losses >= maxLosses });
+        sendEntry(entry, { stable: losses >= maxLosses });
       } else i++;
     }
   }
 
   function sendDelayed(): void {
     isDelayed = false;
-    send();
+    sendQueued();
   }
 
   /** Lost writes are resent before newer ones. */
   function requeue(entry: Entry<W>): void {
     entry.state = 'waiting';
     entry.mustResend = false;
-    const later = queue.findIndex(({ order }) => order > entry.order);
-    queue.splice(later < 0 ? queue.length : later, 0, entry);
+    const laterIndex = queue.findIndex(({ order }) => order > entry.order);
+    queue.splice(laterIndex < 0 ? queue.length : laterIndex, 0, entry);
   }
 
   function advance(): void {
-    send();
+    sendQueued();
     if (isCommitUrgent && isAnySent()) void commit();
-    change();
+    wakeWaiters();
   }
 
   function commit(): Promise<void> {
@@ -191,9 +191,9 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
   }
 
   /** Waits until no current entry matches. */
-  async function waitUntilNone(is: (entry: Entry<W>) => boolean): Promise<void> {
-    const last = orders;
-    while (entries.values().some((entry) => entry.order <= last && is(entry))) await changed.promise;
+  async function waitUntilNone(matches: (entry: Entry<W>) => boolean): Promise<void> {
+    const last = lastOrder;
+    while (entries.values().some((entry) => entry.order <= last && matches(entry))) await changed.promise;
   }
 
   /** Sends a file of one small write with a single FILE_SYNC call. */
@@ -203,7 +203,7 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
     isDelayed = false;
     parts.pattern.isSingleSmallWrite ||= isSingleSmallWrite;
     if (isSingleSmallWrite) sendStable();
-    else send();
+    else sendQueued();
   }
 
   function endSpeculation(): void {
@@ -213,11 +213,11 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
 
   function sendStable(): void {
     const only = queue.pop();
-    if (only !== undefined) start(only, { stable: true });
+    if (only !== undefined) sendEntry(only, { stable: true });
   }
 
   async function flush(): Promise<void> {
-    const last = orders;
+    const last = lastOrder;
     const isLeft = (): boolean => entries.values().some(({ order }) => order <= last);
     sendPending();
     while (isLeft()) {
@@ -239,7 +239,7 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
   return {
     add: (piece, isNew) => {
       const isFirst = entries.size === 0;
-      const entry: Entry<W> = { ...piece, order: ++orders, state: 'waiting', verifier: 0n, mustResend: false };
+      const entry: Entry<W> = { ...piece, order: ++lastOrder, state: 'waiting', verifier: 0n, mustResend: false };
       entries.add(entry);
       queue.push(entry);
       if (!isNew || !isFirst || piece.data.length > smallFileBytes) {
@@ -258,12 +258,12 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
         if (isDelayed && queue[0] === entry) sendDelayed();
       });
     },
-    settled: (range) => {
-      const isOpen = (entry: Entry<W>): boolean =>
+    waitUntilAnswered: (range) => {
+      const isUnanswered = (entry: Entry<W>): boolean =>
         entry.state !== 'sent' && (range === undefined || isOverlap(entry, range));
-      if (verifying === undefined && !entries.values().some(isOpen)) return undefined;
+      if (verifying === undefined && !entries.values().some(isUnanswered)) return undefined;
       sendDelayed();
-      return verifying === undefined ? waitUntilNone(isOpen) : verifying.then(() => waitUntilNone(isOpen));
+      return verifying === undefined ? waitUntilNone(isUnanswered) : verifying.then(() => waitUntilNone(isUnanswered));
     },
     flush,
     commitSoon: () => {
@@ -278,18 +278,18 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
       });
       verifying = current;
     },
-    end: () => endOf(entries),
+    unansweredEnd: () => unansweredEndOf(entries),
   };
 }
 
 /** End of the unanswered writes. */
-function endOf<W>(entries: Iterable<Entry<W>>): number | undefined {
+function unansweredEndOf<W>(entries: Iterable<Entry<W>>): number | undefined {
   let end: number | undefined;
   for (const { state, offset, data } of entries) if (state !== 'sent') end = Math.max(end ?? 0, offset + data.length);
   return end;
 }
 
-function isBehindAnother<W>(entries: Iterable<Entry<W>>, entry: Entry<W>): boolean {
+function overlapsEarlier<W>(entries: Iterable<Entry<W>>, entry: Entry<W>): boolean {
   for (const one of entries) {
     if (one === entry) return false;
     if (isOverlap(one, rangeOf(entry))) return true;

@@ -3,10 +3,10 @@ import { openFlag } from '#wire/fuse/abi.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import { invalidateInode } from '#wire/fuse/notify.ts';
 import type { OpenReply, Operations, Request } from '#wire/fuse/operations.ts';
-import type { Context } from './context.ts';
 import type { CreateOperations } from './create.ts';
 import type { Entries } from './entries.ts';
 import { areSameRights, needsGroup } from './identity.ts';
+import type { MountContext } from './mount-context.ts';
 import { keyOf } from './name-cache.ts';
 import { createOpenFiles, isOpenForWriting } from './open-files.ts';
 import { createRead } from './read.ts';
@@ -20,26 +20,26 @@ export type FileOperations = Pick<Operations, 'open' | 'create' | 'read' | 'writ
 };
 
 export interface FileParts {
-  readonly context: Context;
+  readonly context: MountContext;
   readonly entries: Entries;
-  readonly creating: CreateOperations;
-  readonly unlinking: UnlinkOperations;
+  readonly createOperations: CreateOperations;
+  readonly unlinkOperations: UnlinkOperations;
   readonly writes: Writes;
-  readonly memory: ReadBuffers;
+  readonly readBuffers: ReadBuffers;
   readonly maxRead: number;
 }
 
 /** After ESTALE the kernel retries within this time. */
 const relookupMs = 1_000;
-const anything = 7;
+const allPermissions = 7;
 
 export function createFiles(parts: FileParts): FileOperations {
-  const { context, entries, creating, unlinking, writes, memory, maxRead } = parts;
+  const { context, entries, createOperations, unlinkOperations, writes, readBuffers, maxRead } = parts;
   const { nodes, server, attributes, clock, sequence, releases, notify } = context;
   const openFiles = createOpenFiles();
-  const read = createRead(context, { writes, memory, maxRead });
+  const read = createRead(context, { writes, readBuffers, maxRead });
   /** The epoch of the file content that the kernel has cached. */
-  const cached = new Map<number, number>();
+  const kernelEpochs = new Map<number, number>();
   const relookups = new Map<number, number>();
 
   /** On ESTALE the kernel looks the name up again by itself and retries. */
@@ -53,66 +53,67 @@ export function createFiles(parts: FileParts): FileOperations {
   }
 
   async function refresh(id: number, flags: number, request: Request): Promise<void> {
-    await writes.settled(id, request);
-    const known = sequence.wasJustLookedUp(id, request) ? attributes.last(id) : undefined;
+    await writes.waitUntilAnswered(id, request);
+    const known = sequence.wasJustLookedUp(id, request) ? attributes.lastSeen(id) : undefined;
     const found = known ?? (await server.getattr(request, id));
-    const { size, rights, isAll } = attributes.kernelView(id);
-    const isOld = rights !== undefined && !areSameRights(rights, found);
+    const { size, rights, isCurrent: isAll } = attributes.kernelView(id);
+    const areRightsOutdated = rights !== undefined && !areSameRights(rights, found);
     // The kernel's attributes are outdated by another client's change.
-    if (!isAll || isOld) notify(invalidateInode(id));
+    if (!isAll || areRightsOutdated) notify(invalidateInode(id));
     // The kernel permitted this open by outdated rights. After a crash its rights are unknown: it may have permitted
     // this by an earlier group of the file.
-    if (isOld) throw new Errno('ESTALE');
-    const isDoubtful = rights === undefined && needsGroup(request, anything, found);
+    if (areRightsOutdated) throw new Errno('ESTALE');
+    const isDoubtful = rights === undefined && needsGroup(request, allPermissions, found);
     // The kernel appends at the size that it knows.
-    const isMoved = size !== attributes.size(id);
-    if (isDoubtful || (isMoved && (flags & constants.O_APPEND) !== 0)) forceRelookup(id);
-    else if (!isMoved) relookups.delete(id);
+    const isSizeOutdated = size !== attributes.size(id);
+    if (isDoubtful || (isSizeOutdated && (flags & constants.O_APPEND) !== 0)) forceRelookup(id);
+    else if (!isSizeOutdated) relookups.delete(id);
   }
 
-  function opened(id: number, flags: number, request: Request): OpenReply {
+  function recordOpen(id: number, flags: number, request: Request): OpenReply {
     const canWrite = (flags & (constants.O_WRONLY | constants.O_RDWR)) !== 0;
     const fh = openFiles.open(request.uid, canWrite);
     const epoch = attributes.epoch(id);
-    const isSame = cached.get(id) === epoch;
-    cached.set(id, epoch);
-    nodes.opened(id, request.slot);
-    writes.opened(id, fh);
+    const isSame = kernelEpochs.get(id) === epoch;
+    kernelEpochs.set(id, epoch);
+    nodes.addOpen(id, request.slot);
+    writes.recordOpen(id, fh);
     // Readers need no FLUSH on close.
     return { fh, flags: (isSame ? openFlag.keepCache : 0) | (canWrite ? 0 : openFlag.noflush) };
   }
 
   return {
     open: (id, flags, request) =>
-      unlinking.opening(id, request, async () => {
+      unlinkOperations.runOpen(id, request, async () => {
         await refresh(id, flags, request);
-        return opened(id, flags, request);
+        return recordOpen(id, flags, request);
       }),
     create: async (parent, name, how, request) => {
-      const made = await creating.create(parent, name, how, request);
+      const made = await createOperations.create(parent, name, how, request);
       const entry = await entries.entry(parent, keyOf(name), made, request);
-      return { entry, opened: opened(entry.node, how.flags, request) };
+      return { entry, opened: recordOpen(entry.node, how.flags, request) };
     },
     read: (id, { fh, offset, size }, request) => read(id, fh, offset, size, request),
-    write: (id, at, data, request) => writes.write(id, at, data, request),
-    flush: (id, fh, request) => (isOpenForWriting(fh) ? writes.settle(id, fh, request) : undefined),
-    fsync: (id, { fh }, request) => writes.settle(id, fh, request),
+    write: (id, offset, data, request) => writes.write(id, offset, data, request),
+    flush: (id, fh, request) => (isOpenForWriting(fh) ? writes.flushAndReport(id, fh, request) : undefined),
+    fsync: (id, { fh }, request) => writes.flushAndReport(id, fh, request),
     forget: (id) => {
-      cached.delete(id);
+      kernelEpochs.delete(id);
       relookups.delete(id);
       writes.forget(id);
-      unlinking.forget(id);
+      unlinkOperations.forget(id);
     },
     release: (id, { fh }, request) => {
-      const closed = (): Promise<void> | undefined => {
-        nodes.closed(id, request.slot);
-        return nodes.get(id)?.opens === 0 ? unlinking.closed(id, request) : undefined;
+      const finishClose = (): Promise<void> | undefined => {
+        nodes.removeOpen(id, request.slot);
+        return nodes.get(id)?.opens === 0 ? unlinkOperations.removeAfterLastClose(id, request) : undefined;
       };
-      // Data from memory maps, or of a process that did not wait for close: the kernel forgets the file after this.
-      const left = writes.closed(id, fh);
-      const end = left === undefined ? closed() : left.then(closed);
-      if (end !== undefined) releases.add(id, end);
-      return end;
+      // Flush data from memory maps, or of a process that did not wait for close: the kernel forgets the file
+      // afterwards.
+      const flushed = writes.flushOnClose(id, fh);
+      const removed = flushed === undefined ? finishClose() : flushed.then(finishClose);
+      if (removed !== undefined) releases.add(id, removed);
+      return removed;
     },
   };
 }

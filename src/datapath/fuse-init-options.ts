@@ -8,9 +8,9 @@ import type { MountSpec } from './mount-spec.ts';
 /**
  * Not atomicOTrunc: the kernel would truncate a running program before it finds that it is busy. Not autoInvalData: it
  * would drop a file's cached pages whenever mtime changes, also after our own writes, and ask for the time before each
- * read. Changes by others are dropped at open instead.
+ * read. Pages that another client changed are dropped at open instead.
  */
-const always: readonly InitFlag[] = [
+const commonFlags: readonly InitFlag[] = [
   'asyncRead',
   'parallelDirops',
   'doReaddirplus',
@@ -22,16 +22,16 @@ const always: readonly InitFlag[] = [
 /** The options requested in FUSE_INIT for a mount. */
 export const fuseInitOptions = ({ locks }: Pick<MountSpec, 'locks'>): InitOptions => ({
   // Without these flags, the kernel handles locks among all processes of the node.
-  flags: locks === 'node' ? always : [...always, 'posixLocks', 'flockLocks'],
+  flags: locks === 'node' ? commonFlags : [...commonFlags, 'posixLocks', 'flockLocks'],
   maxWrite: maxTransfer,
   maxReadahead: maxTransfer,
   maxBackground: 64,
   timeGranularity: 1,
 });
 
-function refuse(): never {
+function refuseLock(): never {
   throw new Errno('ENOLCK');
 }
 
 /** Refuse instead of pretending: another node would not see the lock. */
-export const refuseLocks: Partial<Operations> = { getlk: refuse, setlk: refuse, setlkw: refuse };
+export const lockRefusals: Partial<Operations> = { getlk: refuseLock, setlk: refuseLock, setlkw: refuseLock };

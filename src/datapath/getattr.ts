@@ -1,10 +1,10 @@
 import type { AttrReply, Operations, Request } from '#wire/fuse/operations.ts';
-import type { Context } from './context.ts';
+import type { MountContext } from './mount-context.ts';
 import type { Writes } from './writes.ts';
 
 export function createGetattr(
-  { server, attributes, sequence }: Context,
-  writes: Pick<Writes, 'settled'>,
+  { server, attributes, sequence }: MountContext,
+  writes: Pick<Writes, 'waitUntilAnswered'>,
 ): Pick<Operations, 'getattr'> {
   const isKnown = (id: number, request: Request): boolean =>
     attributes.freshMs(id) > 0 || sequence.wasJustLookedUp(id, request);
@@ -21,7 +21,7 @@ export function createGetattr(
 
   return {
     getattr: (id, _fh, request) => {
-      const settled = writes.settled(id, request);
+      const settled = writes.waitUntilAnswered(id, request);
       // No promise if cached: the kernel asks for a directory's attributes after each change of it.
       return settled === undefined && isKnown(id, request)
         ? attributes.attrReply(id)

@@ -3,10 +3,10 @@ import { isNfsError, NfsError } from '#wire/nfs3/status.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
 import { recordChange } from './attribute-cache.ts';
-import type { Context } from './context.ts';
-import { isSame } from './file-handles.ts';
+import { isSameHandle } from './file-handles.ts';
 import type { ResolvedName } from './find-name.ts';
 import type { Caller } from './identity.ts';
+import type { MountContext } from './mount-context.ts';
 import { keyOf } from './name-cache.ts';
 import type { HiddenName } from './ports.ts';
 
@@ -18,33 +18,29 @@ export interface EntryName {
 /** The server calls of silly renames. */
 export interface HiddenNameCalls {
   /** Renames within the directory. */
-  move(from: EntryName, to: Buffer, there: ResolvedName, request: Request): Promise<void>;
+  move(from: EntryName, to: Buffer, resolved: ResolvedName, request: Request): Promise<void>;
   /** Adds a name. False: the server cannot or will not. */
   addName(id: number, name: EntryName, request: Request): Promise<boolean>;
   /** The directory's owner may remove a hidden name of unknown origin. */
   ownerOf(hidden: HiddenName, request: Request): Promise<Caller>;
   asCallerOnly<R>(hidden: HiddenName, request: Request, call: (options: CallOptions) => Promise<R>): Promise<R>;
-  isAt(hidden: HiddenName, there: ResolvedName, asker: Request): Promise<boolean>;
+  hasHiddenName(hidden: HiddenName, resolved: ResolvedName, hidingRequest: Request): Promise<boolean>;
 }
 
 /** `recordAbsent`: records that the name is absent. */
 export function createHiddenNameCalls(
-  { nfs, server, attributes, names }: Context,
+  { nfs, server, attributes, names }: MountContext,
   recordAbsent: (at: EntryName) => void,
 ): HiddenNameCalls {
   async function move(
     { parent, name: from }: EntryName,
     to: Buffer,
-    { handle: meant }: ResolvedName,
+    { handle: expected }: ResolvedName,
     request: Request,
   ): Promise<void> {
     const send = () =>
       server.callOn(request, parent, (directory, options) =>
-        nfs.rename(
-          { directory, name: from },
-          { directory, name: to },
-          { ...withoutDeadline(options), expected: meant },
-        ),
+        nfs.rename({ directory, name: from }, { directory, name: to }, { ...withoutDeadline(options), expected }),
       );
     await recordChange(attributes, parent, send, ({ to: change }) => change);
     recordAbsent({ parent, name: from });
@@ -70,8 +66,8 @@ export function createHiddenNameCalls(
     await server.asCallerOnly(request, (options) => nfs.getattr(directory, options));
 
   /**
-   * For a directory that the kernel does not know or has not checked the caller for: which group would permit access is
-   * unknown.
+   * For a directory that is unknown to the kernel, or for which it has not checked the caller: the group that would
+   * permit access is unknown.
    */
   async function asCallerOnly<R>(
     hidden: HiddenName,
@@ -88,19 +84,19 @@ export function createHiddenNameCalls(
    * Whether the file still has its hidden name. The caller may be removing another name in another directory, and need
    * not have access to this one: `asker` has the identity that hid the file.
    */
-  async function isAt(hidden: HiddenName, there: ResolvedName, asker: Request): Promise<boolean> {
+  async function hasHiddenName(hidden: HiddenName, resolved: ResolvedName, hidingRequest: Request): Promise<boolean> {
     const lookup = (options: CallOptions) => nfs.lookup(hidden.directory, hidden.name, options);
-    const found = await asCallerOnly(hidden, asker, lookup).catch((cause: unknown) => {
+    const found = await asCallerOnly(hidden, hidingRequest, lookup).catch((cause: unknown) => {
       if (!isNfsError(cause, 'NOENT', 'STALE')) throw cause;
       return undefined;
     });
-    return found !== undefined && isSame(found.handle, there.handle);
+    return found !== undefined && isSameHandle(found.handle, resolved.handle);
   }
 
-  return { move, addName, ownerOf, asCallerOnly, isAt };
+  return { move, addName, ownerOf, asCallerOnly, hasHiddenName };
 }
 
-/** Also on a `soft` mount: only the waiting requester gives up. */
+/** On a `soft` mount, too, the call has no deadline: only its requester stops waiting. */
 export const withoutDeadline = (options: CallOptions): CallOptions => ({
   ...options,
   deadlineMs: Number.POSITIVE_INFINITY,

@@ -6,32 +6,32 @@ import { holdUntilDrained } from './hold-until-drained.ts';
 
 const name = Buffer.from('name');
 
-function held({ softMs }: { readonly softMs?: number } = {}) {
-  const over = new AbortController();
+function createHeldOperations({ softMs }: { readonly softMs?: number } = {}) {
+  const mountEnded = new AbortController();
   const clock = createFakeClock();
-  const done: string[] = [];
+  const started: string[] = [];
   const interrupt = new AbortController();
   const request: Request = { uid: 0, gid: 0, pid: 1, slot: 0, resent: false, signal: interrupt.signal };
   const { promise, resolve } = Promise.withResolvers<void>();
-  let first: Promise<void> | undefined = promise;
+  let drained: Promise<void> | undefined = promise;
   const names = ['mkdir', 'open', 'flush', 'fsync', 'release', 'lookup'] as const;
-  const noting = Object.fromEntries(names.map((each) => [each, () => void done.push(each)]));
-  const on = holdUntilDrained(noting as Partial<Operations>, {
+  const recordingOperations = Object.fromEntries(names.map((each) => [each, () => void started.push(each)]));
+  const operations = holdUntilDrained(recordingOperations as Partial<Operations>, {
     clock,
-    ready: () => first,
+    ready: () => drained,
     softMs,
-    ended: over.signal,
+    mountEnded: mountEnded.signal,
   }) as Operations;
   const ready = (): void => {
-    first = undefined;
+    drained = undefined;
     resolve();
   };
-  return { clock, done, on, request, interrupt, ready, over };
+  return { clock, done: started, on: operations, request, interrupt, ready, over: mountEnded };
 }
 
 describe("until the predecessor's connections are drained", () => {
-  test('changes wait, in their order', async () => {
-    const { on, done, request, ready } = held();
+  test('changes wait, then run in their order', async () => {
+    const { on, done, request, ready } = createHeldOperations();
     const all = [on.mkdir(1, name, 0o755, request), on.open(2, constants.O_RDWR, request)];
     await new Promise(setImmediate);
     expect(done).toEqual([]);
@@ -43,7 +43,7 @@ describe("until the predecessor's connections are drained", () => {
   });
 
   test('reads and releases do not wait', () => {
-    const { on, done, request } = held();
+    const { on, done, request } = createHeldOperations();
     void on.lookup(1, name, request);
     void on.open(2, constants.O_RDONLY, request);
     void on.flush(2, 0, request);
@@ -53,10 +53,10 @@ describe("until the predecessor's connections are drained", () => {
   });
 
   test('nothing is started after the mount is gone', async () => {
-    const { on, done, request, over, ready } = held();
-    const made = on.mkdir(1, name, 0o755, request);
+    const { on, done, request, over, ready } = createHeldOperations();
+    const mkdirResult = on.mkdir(1, name, 0o755, request);
     over.abort();
-    await expect(made).rejects.toThrow('EINTR');
+    await expect(mkdirResult).rejects.toThrow('EINTR');
     await expect(on.mkdir(1, name, 0o755, request)).rejects.toThrow('EINTR');
     ready();
     await new Promise(setImmediate);
@@ -64,21 +64,21 @@ describe("until the predecessor's connections are drained", () => {
   });
 
   test('an interrupted request stops waiting', async () => {
-    const { on, done, request, interrupt, clock, ready } = held();
-    const made = on.mkdir(1, name, 0o755, request);
+    const { on, done, request, interrupt, clock, ready } = createHeldOperations();
+    const mkdirResult = on.mkdir(1, name, 0o755, request);
     interrupt.abort();
-    const refused = expect(made).rejects.toThrow('EINTR');
+    const rejection = expect(mkdirResult).rejects.toThrow('EINTR');
     for (let i = 0; i < 8; i++) clock.advance(250);
-    await refused;
+    await rejection;
     ready();
     await new Promise(setImmediate);
     expect(done).toEqual([]);
   });
 
   test('soft: a waiting request fails with EIO after the timeout', async () => {
-    const { on, request, clock } = held({ softMs: 3_000 });
-    const refused = expect(on.mkdir(1, name, 0o755, request)).rejects.toThrow('EIO');
+    const { on, request, clock } = createHeldOperations({ softMs: 3_000 });
+    const rejection = expect(on.mkdir(1, name, 0o755, request)).rejects.toThrow('EIO');
     clock.advance(3_000);
-    await refused;
+    await rejection;
   });
 });

@@ -12,7 +12,7 @@ export interface HoldUntilDrainedParts {
   /** `soft`: EIO after this time. Undefined: `hard`. */
   readonly softMs: number | undefined;
   /** Aborts when the mount is gone: nothing is started after that. */
-  readonly ended?: AbortSignal;
+  readonly mountEnded?: AbortSignal;
 }
 
 const changingOperations = [
@@ -20,7 +20,7 @@ const changingOperations = [
   ...(['create', 'write', 'open'] as const),
 ];
 
-const writing = constants.O_WRONLY | constants.O_RDWR | constants.O_TRUNC;
+const writeFlags = constants.O_WRONLY | constants.O_RDWR | constants.O_TRUNC;
 
 type AnyOperation = (...args: never[]) => unknown;
 
@@ -29,26 +29,26 @@ type AnyOperation = (...args: never[]) => unknown;
  * buffered writes and the removal of hidden names wait by themselves. A waiting request can be interrupted.
  */
 export function holdUntilDrained(operations: Partial<Operations>, parts: HoldUntilDrainedParts): Partial<Operations> {
-  const { clock, ready, softMs: timeoutMs = Number.POSITIVE_INFINITY, ended } = parts;
-  const waitFor = createRequestWait({ clock, timeoutMs, calls: createCalls({ clock, timeoutMs, ended }) });
+  const { clock, ready, softMs: timeoutMs = Number.POSITIVE_INFINITY, mountEnded } = parts;
+  const waitFor = createRequestWait({ clock, timeoutMs, calls: createCalls({ clock, timeoutMs, mountEnded }) });
 
   /** The request is the last argument of each operation. */
-  const later =
-    (does: AnyOperation, isMeant: AnyOperation = () => true): AnyOperation =>
+  const holdOperation =
+    (operation: AnyOperation, mustWait: AnyOperation = () => true): AnyOperation =>
     (...args) => {
-      const first = ready();
-      if (first === undefined || !(isMeant(...args) as boolean)) return does(...args);
-      return waitFor(args.at(-1) as unknown as Request, (signal) => unlessAborted(first, signal)).then(() =>
-        does(...args),
+      const drained = ready();
+      if (drained === undefined || !(mustWait(...args) as boolean)) return operation(...args);
+      return waitFor(args.at(-1) as unknown as Request, (signal) => unlessAborted(drained, signal)).then(() =>
+        operation(...args),
       );
     };
 
   const conditions: Readonly<Partial<Record<keyof Operations, AnyOperation>>> = {
-    open: (_id: number, flags: number) => (flags & writing) !== 0,
+    open: (_id: number, flags: number) => (flags & writeFlags) !== 0,
   };
   const all = changingOperations.flatMap((name) => {
     const does = operations[name] as AnyOperation | undefined;
-    return does === undefined ? [] : [[name, later(does, conditions[name])]];
+    return does === undefined ? [] : [[name, holdOperation(does, conditions[name])]];
   });
   return { ...operations, ...(Object.fromEntries(all) as Partial<Operations>) };
 }

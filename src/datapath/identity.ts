@@ -27,10 +27,10 @@ export const access = { none: 0, search: 1, write: 2, change: 3, list: 4, read: 
 /** Builds the credential of a call. */
 export interface Identities {
   /** `needs`: one of `access`. `objects`: the rights of the call's objects that the kernel checked. */
-  credential(who: Caller, needs: number, ...objects: readonly (Rights | undefined)[]): Buffer;
+  credential(caller: Caller, needs: number, ...objects: readonly (Rights | undefined)[]): Buffer;
 }
 
-const maxKept = 1024;
+const maxCachedCredentials = 1024;
 
 /**
  * The kernel has checked the caller with all groups, but does not tell which. Where the group may do more than others,
@@ -40,47 +40,47 @@ const maxKept = 1024;
  * get no group: the kernel checked another identity.
  */
 export function createIdentities({ squash, uid, gid, machine }: IdentityOptions): Identities {
-  const kept = new Map<string, Buffer>();
-  const isSquashed = (who: Caller): boolean => squash === 'all' || (squash === 'root' && who.uid === 0);
+  const credentials = new Map<string, Buffer>();
+  const isSquashed = (caller: Caller): boolean => squash === 'all' || (squash === 'root' && caller.uid === 0);
 
   return {
     credential: (caller, needs, ...objects) => {
-      const isOther = isSquashed(caller);
-      const who: Caller = isOther ? { uid, gid } : caller;
-      const groups = isOther || who.uid === 0 ? [] : groupsFor(who, needs, objects);
-      const key = `${who.uid} ${who.gid} ${groups.join(' ')}`;
-      const known = kept.get(key);
+      const isMapped = isSquashed(caller);
+      const sent: Caller = isMapped ? { uid, gid } : caller;
+      const groups = isMapped || sent.uid === 0 ? [] : groupsFor(sent, needs, objects);
+      const key = `${sent.uid} ${sent.gid} ${groups.join(' ')}`;
+      const known = credentials.get(key);
       if (known !== undefined) return known;
-      if (kept.size >= maxKept) kept.clear();
-      const made = encodeCredential({ uid: who.uid, gid: who.gid, groups, machine });
-      kept.set(key, made);
+      if (credentials.size >= maxCachedCredentials) credentials.clear();
+      const made = encodeCredential({ uid: sent.uid, gid: sent.gid, groups, machine });
+      credentials.set(key, made);
       return made;
     },
   };
 }
 
-function groupsFor(who: Caller, needs: number, objects: readonly (Rights | undefined)[]): number[] {
+function groupsFor(caller: Caller, needs: number, objects: readonly (Rights | undefined)[]): number[] {
   const groups: number[] = [];
   const add = (group: number | undefined): void => {
-    if (group !== undefined && group !== who.gid && !groups.includes(group)) groups.push(group);
+    if (group !== undefined && group !== caller.gid && !groups.includes(group)) groups.push(group);
   };
-  for (const object of objects) if (object !== undefined && needsGroup(who, needs, object)) add(object.gid);
-  add(who.group);
+  for (const object of objects) if (object !== undefined && needsGroup(caller, needs, object)) add(object.gid);
+  add(caller.group);
   return groups;
 }
 
 /** Whether the caller needs the group for this. The group's rights do not apply to the owner. */
-export const needsGroup = (who: Caller, needs: number, { uid, mode }: Rights): boolean =>
-  who.uid !== 0 && who.uid !== uid && ((mode >>> 3) & ~mode & needs) !== 0;
+export const needsGroup = (caller: Caller, needs: number, { uid, mode }: Rights): boolean =>
+  caller.uid !== 0 && caller.uid !== uid && ((mode >>> 3) & ~mode & needs) !== 0;
 
 export const areSameRights = (one: Rights, other: Rights): boolean =>
   one.uid === other.uid && one.gid === other.gid && one.mode === other.mode;
 
 /** Reduces attributes to rights. Most objects have the same ones, which then share one object. */
-export function createRightsOf(): (of: Rights) => Rights {
+export function createRightsReducer(): (of: Rights) => Rights {
   let last: Rights = { uid: 0, gid: 0, mode: 0 };
-  return (of) => {
-    if (!areSameRights(last, of)) last = { uid: of.uid, gid: of.gid, mode: of.mode };
+  return (attributes) => {
+    if (!areSameRights(last, attributes)) last = { uid: attributes.uid, gid: attributes.gid, mode: attributes.mode };
     return last;
   };
 }

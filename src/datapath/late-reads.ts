@@ -12,27 +12,27 @@ export interface LateReads extends Disposable {
  * A mount that has its share of lines still reads a request now and then, less and less often: the kernel delivers
  * interrupts first, but only to a reader. That may bring it to three quarters of all lines.
  */
-const wait = { firstMs: 100, mostMs: 5_000 } as const;
+const backoff = { firstMs: 100, maxMs: 5_000 } as const;
 
-const overShare = 3;
+const extraShare = 3;
 
 /** `read`: resumes reading with that share of lines. */
 export function createLateReads(clock: Clock, read: (share: number) => void): LateReads {
-  let ms: number = wait.firstMs;
+  let delayMs: number = backoff.firstMs;
   let next: Disposable | undefined;
 
   function fire(): void {
     next = undefined;
-    ms = Math.min(ms * 2, wait.mostMs);
-    read(overShare);
+    delayMs = Math.min(delayMs * 2, backoff.maxMs);
+    read(extraShare);
   }
 
   return {
     schedule: () => {
-      next ??= clock.after(ms, fire);
+      next ??= clock.after(delayMs, fire);
     },
     reset: () => {
-      ms = wait.firstMs;
+      delayMs = backoff.firstMs;
     },
     [Symbol.dispose]: () => next?.[Symbol.dispose](),
   };

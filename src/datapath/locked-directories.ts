@@ -8,46 +8,53 @@ import type { Operations } from '#wire/fuse/operations.ts';
  */
 export interface LockedDirectories {
   /** Wraps operations to track which are pending. */
-  tracked(operations: Partial<Operations>): Partial<Operations>;
+  track(operations: Partial<Operations>): Partial<Operations>;
   /** Whether the kernel may be asked to drop a name in this directory now. */
   allows(directory: number): boolean;
   /** Resolves when it is worth asking again: after a request was answered. */
-  ended(): Promise<void>;
+  nextAnswer(): Promise<void>;
 }
 
 type AnyOperation = (...args: never[]) => unknown;
 
 /** The directories that each operation locks. */
-const locked: { readonly [K in keyof Operations]?: (...args: Parameters<Operations[K]>) => readonly number[] } = {
-  lookup: one,
-  symlink: one,
-  mknod: one,
-  mkdir: one,
-  create: one,
-  unlink: one,
-  rmdir: one,
-  readdir: one,
+const lockedByOperation: {
+  readonly [K in keyof Operations]?: (...args: Parameters<Operations[K]>) => readonly number[];
+} = {
+  lookup: singleDirectory,
+  symlink: singleDirectory,
+  mknod: singleDirectory,
+  mkdir: singleDirectory,
+  create: singleDirectory,
+  unlink: singleDirectory,
+  rmdir: singleDirectory,
+  readdir: singleDirectory,
   rename: (from, to) => [from.parent, to.parent],
   link: (_, parent) => [parent],
 };
 /** Operations that lock a directory if the node is one; on a file they may take long without anything being wrong. */
-const lockedIfDirectory = { setattr: one, fsyncdir: one, setxattr: one, removexattr: one } as const;
+const lockedIfDirectory = {
+  setattr: singleDirectory,
+  fsyncdir: singleDirectory,
+  setxattr: singleDirectory,
+  removexattr: singleDirectory,
+} as const;
 
-function one(node: number): readonly number[] {
+function singleDirectory(node: number): readonly number[] {
   return [node];
 }
 
 /** A server that takes longer is slow or gone. */
-const slowMs = 100;
+const slowAnswerMs = 100;
 /** A busy directory always has pending requests: after this time it is allowed anyway. */
-const busyMs = 1_000;
+const maxRefusalMs = 1_000;
 
 export function createLockedDirectories(clock: Clock): LockedDirectories {
   const counts = new Map<number, number>();
   /** Start times, oldest first. */
   const startTimes = new Set<{ readonly at: number }>();
   let refusedSince: number | undefined;
-  let next: PromiseWithResolvers<void> | undefined;
+  let answered: PromiseWithResolvers<void> | undefined;
 
   const add = (directories: readonly number[], by: number): void => {
     for (const directory of directories) {
@@ -57,53 +64,58 @@ export function createLockedDirectories(clock: Clock): LockedDirectories {
     }
   };
 
-  function track(does: AnyOperation, lockedBy: AnyOperation, tellsSpeed: boolean): AnyOperation {
+  function trackOperation(operation: AnyOperation, lockedBy: AnyOperation, isSpeedMeasured: boolean): AnyOperation {
     return (...args) => {
-      const result = does(...args);
+      const result = operation(...args);
       // Synchronous answers need no tracking.
       if (!(result instanceof Promise)) return result;
       const directories = lockedBy(...args) as readonly number[];
-      const self = { at: clock.elapsed() };
+      const start = { at: clock.elapsed() };
       add(directories, 1);
-      if (tellsSpeed) startTimes.add(self);
+      if (isSpeedMeasured) startTimes.add(start);
       return result.finally(() => {
         add(directories, -1);
-        startTimes.delete(self);
-        next?.resolve();
-        next = undefined;
+        startTimes.delete(start);
+        answered?.resolve();
+        answered = undefined;
       });
     };
   }
 
   function isSlow(now: number): boolean {
     const [oldest] = startTimes;
-    return oldest !== undefined && now - oldest.at > slowMs;
+    return oldest !== undefined && now - oldest.at > slowAnswerMs;
   }
 
   return {
-    tracked: (operations) => {
+    track: (operations) => {
       const all = Object.entries(operations).map(([name, does]) => {
-        const [named, other] = [locked[name as keyof typeof locked], lockedIfDirectory[name as 'setattr']];
+        const [named, other] = [
+          lockedByOperation[name as keyof typeof lockedByOperation],
+          lockedIfDirectory[name as 'setattr'],
+        ];
         const lockedBy = named ?? other;
         return [
           name,
-          lockedBy === undefined ? does : track(does as AnyOperation, lockedBy as AnyOperation, named !== undefined),
+          lockedBy === undefined
+            ? does
+            : trackOperation(does as AnyOperation, lockedBy as AnyOperation, named !== undefined),
         ];
       });
       return Object.fromEntries(all) as Partial<Operations>;
     },
     allows: (directory) => {
       const now = clock.elapsed();
-      const isQuiet = !counts.has(directory);
+      const isIdle = !counts.has(directory);
       if (isSlow(now)) return false;
-      if (isQuiet) refusedSince = undefined;
+      if (isIdle) refusedSince = undefined;
       else refusedSince ??= now;
-      return refusedSince === undefined || now - refusedSince >= busyMs;
+      return refusedSince === undefined || now - refusedSince >= maxRefusalMs;
     },
-    ended: async () => {
+    nextAnswer: async () => {
       if (counts.size > 0) {
-        next ??= Promise.withResolvers<void>();
-        await next.promise;
+        answered ??= Promise.withResolvers<void>();
+        await answered.promise;
       }
       // The answer is written by a later continuation of the same promise.
       await turn();

@@ -8,8 +8,8 @@ export interface LossReports {
   add(id: number, code: ErrnoName): void;
   /** Throws the file's loss, unless this open file has reported it. */
   report(id: number, fh: number, request: Request): void;
-  opened(id: number, fh: number): void;
-  closed(id: number, fh: number): void;
+  recordOpen(id: number, fh: number): void;
+  recordClose(id: number, fh: number): void;
   forget(id: number): void;
   /** Records no more reports: a successor will. */
   stop(): void;
@@ -21,7 +21,7 @@ export function createLossReports(nodes: Nodes): LossReports {
   let isStopped = false;
 
   function report(id: number, fh: number, { resent }: Request): void {
-    const lost = nodes.lost(id);
+    const lost = nodes.dataLoss(id);
     if (lost === undefined || reported.get(id)?.has(fh) === true) return;
     // The kernel may drop this reply, so don't mark the error as reported: reporting it twice is better than losing it.
     if (resent) throw new Errno(lost);
@@ -29,38 +29,38 @@ export function createLossReports(nodes: Nodes): LossReports {
     // After the answer is in the journal: if killed before that, the successor reports it.
     setImmediate(() => {
       // Unless more was lost since.
-      if (reported.get(id)?.has(fh) === true && !isStopped) nodes.setLossTold(id);
+      if (reported.get(id)?.has(fh) === true && !isStopped) nodes.setLossReported(id);
       clearLossIfReported(id, 0);
     });
     throw new Errno(lost);
   }
 
   function markReported(id: number, fh: number): void {
-    const known = reported.get(id) ?? new Set();
-    reported.set(id, known.add(fh));
+    const fileHandles = reported.get(id) ?? new Set();
+    reported.set(id, fileHandles.add(fh));
   }
 
-  /** Clears the loss when all open files know. `spared` of them need not know. */
-  function clearLossIfReported(id: number, spared: number): void {
+  /** Clears the loss when all open files, except for `exemptOpens` of them, have reported it. */
+  function clearLossIfReported(id: number, exemptOpens: number): void {
     const { opens = 0 } = nodes.get(id) ?? {};
-    if (isStopped || (reported.get(id)?.size ?? 0) < opens - spared) return;
-    nodes.setLost(id, undefined);
+    if (isStopped || (reported.get(id)?.size ?? 0) < opens - exemptOpens) return;
+    nodes.setDataLoss(id, undefined);
     reported.delete(id);
   }
 
   return {
     add: (id, code) => {
-      nodes.setLost(id, code);
+      nodes.setDataLoss(id, code);
       reported.delete(id);
     },
     report,
-    opened: (id, fh) => {
-      // The writer may have been killed, and its next step is to check the file.
-      if (nodes.lost(id) === undefined || !nodes.isLossTold(id)) return;
+    recordOpen: (id, fh) => {
+      // Keep a loss that was never reported: the writer may have been killed, and checks the file when it restarts.
+      if (nodes.dataLoss(id) === undefined || !nodes.isLossReported(id)) return;
       clearLossIfReported(id, 1);
-      if (nodes.lost(id) !== undefined) markReported(id, fh);
+      if (nodes.dataLoss(id) !== undefined) markReported(id, fh);
     },
-    closed: (id, fh) => {
+    recordClose: (id, fh) => {
       reported.get(id)?.delete(fh);
     },
     forget: (id) => {

@@ -36,14 +36,14 @@ const link = joinKeeper({
   version,
   signal: stopping.signal,
   handlers: {
-    serve: (given) => {
-      program = startProgram(given, {
+    serve: (order) => {
+      program = startProgram(order, {
         clock,
         log,
         holder: link,
         report: link.report,
-        ended: link.ended,
-        unserved: link.unserved,
+        reportEnded: link.reportEnded,
+        reportUnserved: link.reportUnserved,
         signal: stopping.signal,
       });
       program.then(() => link.ready(), fail);
@@ -66,6 +66,6 @@ const link = joinKeeper({
       const running = await program;
       await running?.stop();
     },
-    unneeded: () => endProcess(0),
+    exit: () => endProcess(0),
   },
 });

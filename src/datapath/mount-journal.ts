@@ -9,27 +9,27 @@ export interface MountJournal extends Pick<JournaledWrites, 'keep'> {
 }
 
 /**
- * After a mount is gone, its row and the places of its requests belong to others. Work still in flight for it finishes
- * without writing there.
+ * After a mount is gone, its row and the places of its requests belong to other mounts. Work still in flight for it
+ * finishes without writing there.
  */
 export function createMountJournal(
   { requests, growth }: { readonly requests: Requests; readonly growth: StoredGrowth },
-  ended: AbortSignal,
+  mountEnded: AbortSignal,
 ): MountJournal {
   return {
     keep: (place) => {
-      if (!ended.aborted) requests.behind(place);
+      if (!mountEnded.aborted) requests.markBehind(place);
     },
     proofs: {
-      find: (place) => (ended.aborted ? undefined : requests.find(place)),
+      find: (place) => (mountEnded.aborted ? undefined : requests.find(place)),
       write: (place, proof) => {
-        if (!ended.aborted) requests.write(place, proof);
+        if (!mountEnded.aborted) requests.write(place, proof);
       },
     },
     growth: {
       read: growth.read,
       write: (epoch, bytes) => {
-        if (!ended.aborted) growth.write(epoch, bytes);
+        if (!mountEnded.aborted) growth.write(epoch, bytes);
       },
     },
   };

@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { type MountSpec, readSpec } from './mount-spec.ts';
+import { type MountSpec, readMountSpec } from './mount-spec.ts';
 
 const spec: MountSpec = {
   version: 1,
@@ -24,12 +24,12 @@ const spec: MountSpec = {
 describe('the description of a mount', () => {
   test('survives JSON unchanged', () => {
     const { tls: _tls, softMs: _softMs, quota: _quota, ...plain } = spec;
-    expect(readSpec(JSON.parse(JSON.stringify(spec)))).toEqual({ ...spec, checks: 'kernel' });
+    expect(readMountSpec(JSON.parse(JSON.stringify(spec)))).toEqual({ ...spec, checks: 'kernel' });
     const unchecked: MountSpec = { ...spec, version: 2, squash: 'all', checks: 'server', group: 2000 };
-    expect(readSpec(JSON.parse(JSON.stringify(unchecked)))).toEqual(unchecked);
+    expect(readMountSpec(JSON.parse(JSON.stringify(unchecked)))).toEqual(unchecked);
     const synced: MountSpec = { ...unchecked, version: 3, sync: true };
-    expect(readSpec(JSON.parse(JSON.stringify(synced)))).toEqual(synced);
-    expect(readSpec(JSON.parse(JSON.stringify(plain)))).toEqual({
+    expect(readMountSpec(JSON.parse(JSON.stringify(synced)))).toEqual(synced);
+    expect(readMountSpec(JSON.parse(JSON.stringify(plain)))).toEqual({
       ...plain,
       checks: 'kernel',
       tls: undefined,
@@ -62,13 +62,13 @@ describe('the description of a mount', () => {
     ['quota', { bytes: 1, ledger: 7, host: 'a' }, 'the field ledger'],
     ['quota', { bytes: 1, ledger: 'AA==', host: '../a' }, 'the field quota'],
   ])('is refused with %s as %j', (field, value, message) => {
-    expect(() => readSpec({ ...spec, [field]: value })).toThrow(message);
+    expect(() => readMountSpec({ ...spec, [field]: value })).toThrow(message);
   });
 
   test('is refused without showing possible secrets', () => {
-    expect(() => readSpec({ ...spec, tls: { ...spec.tls, key: ['a secret'] } })).toThrow(
+    expect(() => readMountSpec({ ...spec, tls: { ...spec.tls, key: ['a secret'] } })).toThrow(
       "the field key of a mount's description is invalid",
     );
-    expect(() => readSpec('a text')).toThrow('not an object');
+    expect(() => readMountSpec('a text')).toThrow('not an object');
   });
 });

@@ -45,15 +45,15 @@ class BadSpec extends Error {
 type Fields = Readonly<Record<string, unknown>>;
 
 /** The writer may be another version of the program, after an upgrade. */
-export function readSpec(given: unknown): MountSpec {
-  if (typeof given !== 'object' || given === null) throw new BadSpec('the description of a mount is not an object');
-  const fields = given as Fields;
+export function readMountSpec(value: unknown): MountSpec {
+  if (typeof value !== 'object' || value === null) throw new BadSpec('the description of a mount is not an object');
+  const fields = value as Fields;
   const { version } = fields;
   if (version !== 1 && version !== 2 && version !== 3)
     throw new BadSpec(`a mount's description has the unknown version ${String(version)}`);
   const addresses = fields['addresses'];
   if (!Array.isArray(addresses) || addresses.length === 0 || !addresses.every((one) => typeof one === 'string'))
-    throw bad('addresses');
+    throw invalidField('addresses');
   return {
     version,
     addresses: addresses as unknown as [string, ...string[]],
@@ -78,50 +78,51 @@ export function readSpec(given: unknown): MountSpec {
   };
 }
 
-function readTls(given: unknown): TlsSpec {
-  if (typeof given !== 'object' || given === null) throw bad('tls');
-  const fields = given as Fields;
-  const maybe = (name: string): string | undefined => (fields[name] === undefined ? undefined : text(fields, name));
+function readTls(value: unknown): TlsSpec {
+  if (typeof value !== 'object' || value === null) throw invalidField('tls');
+  const fields = value as Fields;
+  const optionalText = (name: string): string | undefined =>
+    fields[name] === undefined ? undefined : text(fields, name);
   return {
-    ca: maybe('ca'),
-    certificate: maybe('certificate'),
-    key: maybe('key'),
-    serverName: maybe('serverName'),
+    ca: optionalText('ca'),
+    certificate: optionalText('certificate'),
+    key: optionalText('key'),
+    serverName: optionalText('serverName'),
   };
 }
 
-function readQuota(given: unknown): QuotaSpec {
-  if (typeof given !== 'object' || given === null) throw bad('quota');
-  const fields = given as Fields;
+function readQuota(value: unknown): QuotaSpec {
+  if (typeof value !== 'object' || value === null) throw invalidField('quota');
+  const fields = value as Fields;
   const host = text(fields, 'host');
   // It becomes a file name.
-  if (!/^[A-Za-z0-9-]{1,64}$/.test(host)) throw bad('quota');
+  if (!/^[A-Za-z0-9-]{1,64}$/.test(host)) throw invalidField('quota');
   return { bytes: integer(fields, 'bytes', Number.MAX_SAFE_INTEGER), ledger: text(fields, 'ledger'), host };
 }
 
 /** The message omits the value, which may be secret. */
-const bad = (name: string): BadSpec => new BadSpec(`the field ${name} of a mount's description is invalid`);
+const invalidField = (name: string): BadSpec => new BadSpec(`the field ${name} of a mount's description is invalid`);
 
-function integer(fields: Fields, name: string, most: number): number {
+function integer(fields: Fields, name: string, max: number): number {
   const value = fields[name];
-  if (typeof value !== 'number' || !Number.isSafeInteger(value) || value < 0 || value > most) throw bad(name);
+  if (typeof value !== 'number' || !Number.isSafeInteger(value) || value < 0 || value > max) throw invalidField(name);
   return value;
 }
 
 function text(fields: Fields, name: string): string {
   const value = fields[name];
-  if (typeof value !== 'string') throw bad(name);
+  if (typeof value !== 'string') throw invalidField(name);
   return value;
 }
 
 function flag(fields: Fields, name: string): boolean {
   const value = fields[name];
-  if (typeof value !== 'boolean') throw bad(name);
+  if (typeof value !== 'boolean') throw invalidField(name);
   return value;
 }
 
 function oneOf<const T extends string>(fields: Fields, name: string, words: readonly T[]): T {
   const found = words.find((word) => word === fields[name]);
-  if (found === undefined) throw bad(name);
+  if (found === undefined) throw invalidField(name);
   return found;
 }

@@ -8,45 +8,48 @@ export interface NameTarget {
   readonly attributes: Attributes | undefined;
 }
 
-export interface Name {
+export interface CachedName {
   /** Undefined: the name is absent. */
-  readonly meant: NameTarget | undefined;
-  /** When it was learned, by the clock and by the attribute cache's event number. */
+  readonly target: NameTarget | undefined;
+  /** When the name was requested or received, by the clock and by the attribute cache's event number. */
   readonly at: number;
-  readonly since: number;
+  readonly eventNumber: number;
 }
 
 /** Names in directories. A directory's names are cached until another client changes it. */
 export interface NameCache extends Disposable {
-  get(directory: number, key: string): Name | undefined;
-  /** Take this before a call and pass it with the result: a result overtaken by an own change is not cached. */
-  changes(directory: number): number;
-  put(directory: number, key: string, name: Name, changes: number): void;
-  /** Records an own change. */
-  set(directory: number, key: string, name: Name): void;
+  get(directory: number, key: string): CachedName | undefined;
+  /**
+   * Read this before a call and pass it with the result. If this client changed the directory meanwhile, `put` ignores
+   * it.
+   */
+  changeCount(directory: number): number;
+  put(directory: number, key: string, name: CachedName, changes: number): void;
+  /** Records a change made by this client. */
+  recordOwnChange(directory: number, key: string, name: CachedName): void;
   drop(directory: number, key: string): void;
-  /** Marks the directory as completely known, if nothing changed since. */
-  complete(directory: number, changes: number): void;
-  /** Whether a name missing here is absent. */
+  /** Records that all names of the directory are cached, if it has not changed since `changes` was read. */
+  markComplete(directory: number, changes: number): void;
+  /** Whether a name that is not cached does not exist on the server. */
   isComplete(directory: number): boolean;
   forget(directory: number): void;
 }
 
-interface Content {
+interface DirectoryNames {
   epoch: number;
   changes: number;
-  readonly names: Map<string, Name>;
-  /** Until then, missing names are absent. */
+  readonly names: Map<string, CachedName>;
+  /** Until this time, a name that is not cached does not exist on the server. */
   completeUntil: number;
 }
 
-/** The part of the cache that is dropped at once to make room. */
-const droppedPart = 0.1;
+/** Fraction of the cache to drop when the limit is exceeded. */
+const dropRatio = 0.1;
 /**
  * Changes by other clients are detected by ctime, and on old systems two changes within 4 ms have the same one. So a
  * directory counts as completely known for this long only.
  */
-const completeMs = 5_000;
+const maxCompleteMs = 5_000;
 
 export const keyOf = (name: Buffer): string => name.toString('latin1');
 
@@ -58,14 +61,14 @@ export interface NameCacheParts {
 
 export function createNameCache({ epochOf, clock, limit }: NameCacheParts): NameCache {
   /** Least recently used first. */
-  const directories = new Map<number, Content>();
-  const share = limit.join(dropSome);
+  const directories = new Map<number, DirectoryNames>();
+  const share = limit.register(dropSome);
 
-  function of(id: number): Content {
+  function namesOf(id: number): DirectoryNames {
     const epoch = epochOf(id);
     const content = directories.get(id);
     if (content === undefined) {
-      const made: Content = { epoch, changes: 0, names: new Map(), completeUntil: 0 };
+      const made: DirectoryNames = { epoch, changes: 0, names: new Map(), completeUntil: 0 };
       directories.set(id, made);
       return made;
     }
@@ -76,7 +79,7 @@ export function createNameCache({ epochOf, clock, limit }: NameCacheParts): Name
     return content;
   }
 
-  function clear(content: Content): void {
+  function clear(content: DirectoryNames): void {
     share.add(-content.names.size);
     content.names.clear();
     content.completeUntil = 0;
@@ -86,14 +89,14 @@ export function createNameCache({ epochOf, clock, limit }: NameCacheParts): Name
 
   /** Drops names but keeps the directories: a change in flight needs their change count. */
   function dropSome(): void {
-    const enough = share.size * (1 - droppedPart);
+    const targetSize = share.size * (1 - dropRatio);
     for (const content of directories.values()) {
-      if (share.size <= enough) return;
+      if (share.size <= targetSize) return;
       if (content.names.size > 0) clear(content);
     }
   }
 
-  function keep(content: Content, id: number, key: string, name: Name): void {
+  function storeName(content: DirectoryNames, id: number, key: string, name: CachedName): void {
     const { size } = content.names;
     content.names.set(key, name);
     share.add(content.names.size - size);
@@ -103,28 +106,28 @@ export function createNameCache({ epochOf, clock, limit }: NameCacheParts): Name
   }
 
   return {
-    get: (directory, key) => of(directory).names.get(key),
-    changes: (directory) => of(directory).changes,
+    get: (directory, key) => namesOf(directory).names.get(key),
+    changeCount: (directory) => namesOf(directory).changes,
     put: (directory, key, name, changes) => {
-      const content = of(directory);
-      if (content.changes === changes) keep(content, directory, key, name);
+      const content = namesOf(directory);
+      if (content.changes === changes) storeName(content, directory, key, name);
     },
-    set: (directory, key, name) => {
-      const content = of(directory);
+    recordOwnChange: (directory, key, name) => {
+      const content = namesOf(directory);
       content.changes++;
-      keep(content, directory, key, name);
+      storeName(content, directory, key, name);
     },
     drop: (directory, key) => {
-      const content = of(directory);
+      const content = namesOf(directory);
       content.changes++;
       content.completeUntil = 0;
       if (content.names.delete(key)) share.add(-1);
     },
-    complete: (directory, changes) => {
-      const content = of(directory);
-      if (content.changes === changes) content.completeUntil = clock.elapsed() + completeMs;
+    markComplete: (directory, changes) => {
+      const content = namesOf(directory);
+      if (content.changes === changes) content.completeUntil = clock.elapsed() + maxCompleteMs;
     },
-    isComplete: (directory) => of(directory).completeUntil > clock.elapsed(),
+    isComplete: (directory) => namesOf(directory).completeUntil > clock.elapsed(),
     forget: (directory) => {
       share.add(-(directories.get(directory)?.names.size ?? 0));
       directories.delete(directory);

@@ -12,9 +12,9 @@ export interface NewObject {
   readonly name: Buffer;
   /** One of `fileType`. */
   readonly type: number;
-  readonly make: CreateCall;
+  readonly create: CreateCall;
   /** Used if the server may not keep the time, or if the object may already have been created. */
-  readonly exclusively?: CreateCall | undefined;
+  readonly createExclusively?: CreateCall | undefined;
   /** For a symbolic link: servers do not keep our time for it, so it is recognized by its target. */
   readonly target?: Buffer;
 }
@@ -23,25 +23,31 @@ type RegularFile = (parent: number, name: Buffer, bits: number, isExclusive: boo
 
 export function createRegularFile(nfs: NfsClient): RegularFile {
   /** False once the server has refused EXCLUSIVE. */
-  let hasExclusive = true;
+  let supportsExclusive = true;
 
   return (parent, name, bits, isExclusive) => {
     const mode = bits & 0o7777;
-    const make: CreateCall = (directory, { set }, options) =>
+    const create: CreateCall = (directory, { set }, options) =>
       nfs.create(directory, name, { mode: 'guarded', set: { ...set, mode } }, options);
     /** With EXCLUSIVE, the server recognizes a repeated call until the file's times are set. */
-    const exclusively: CreateCall = async (directory, mark, options) => {
-      if (!hasExclusive) return await make(directory, mark, options);
+    const createExclusively: CreateCall = async (directory, mark, options) => {
+      if (!supportsExclusive) return await create(directory, mark, options);
       try {
         const made = await nfs.create(directory, name, { mode: 'exclusive', verifier: verifierOf(mark.time) }, options);
         const { after } = await nfs.setattr(made.handle, { atime: 'now', mtime: 'now', ...mark.set, mode }, options);
         return { ...made, attributes: after };
       } catch (cause) {
         if (!isNfsError(cause, 'NOTSUPP')) throw cause;
-        hasExclusive = false;
-        return await make(directory, mark, options);
+        supportsExclusive = false;
+        return await create(directory, mark, options);
       }
     };
-    return { parent, name, type: fileType.regular, make, exclusively: isExclusive ? exclusively : undefined };
+    return {
+      parent,
+      name,
+      type: fileType.regular,
+      create,
+      createExclusively: isExclusive ? createExclusively : undefined,
+    };
   };
 }

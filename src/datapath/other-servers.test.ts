@@ -32,10 +32,10 @@ async function exercise(mount: NfsMount): Promise<void> {
   for (const name of names) await fs.writeFile(path(`a/${name}`), name);
   expect((await fs.readdir(path('a'))).toSorted()).toEqual(['b', ...names].toSorted());
   for (const name of names.slice(0, 20)) expect(await fs.readFile(path(`a/${name}`), 'utf8')).toBe(name);
-  await using held = await fs.open(path('a/file-0'), 'r');
+  await using openFile = await fs.open(path('a/file-0'), 'r');
   await fs.unlink(path('a/file-0'));
-  expect((await held.read(Buffer.alloc(6), 0, 6, 0)).buffer.toString()).toBe('file-0');
-  await held.close();
+  expect((await openFile.read(Buffer.alloc(6), 0, 6, 0)).buffer.toString()).toBe('file-0');
+  await openFile.close();
   const hidden = async () => (await fs.readdir(path('a'))).filter((name) => name.startsWith('.nfs'));
   await expect.poll(hidden).toEqual([]);
   await run('rm', ['-r', path('a')], { timeout: 30_000 });
@@ -45,32 +45,32 @@ async function exercise(mount: NfsMount): Promise<void> {
 
 describe.skipIf(needs('fuse', 'root'))('a mount of another NFS server', () => {
   test('works with our own server', async () => {
-    using ground = createScratchFolder();
-    const own = await startOwnServer();
-    await using mount = await mountNfs(ground.folder, await own.mount());
+    using scratch = createScratchFolder();
+    const server = await startOwnServer();
+    await using mount = await mountNfs(scratch.folder, await server.mount());
     await exercise(mount);
   });
 
-  const mounted = async (ground: ScratchFolder, server: Parameters<typeof openExport>[0], path: string) => {
+  const mountExported = async (scratch: ScratchFolder, server: Parameters<typeof openExport>[0], path: string) => {
     const opened = await openExport(server, path);
-    return { opened, mount: await mountNfs(ground.folder, opened) };
+    return { opened, mount: await mountNfs(scratch.folder, opened) };
   };
 
   test.skipIf(needs('go-nfs'))('works with go-nfs', async () => {
-    using ground = createScratchFolder();
-    const path = join(ground.folder, 'exported');
+    using scratch = createScratchFolder();
+    const path = join(scratch.folder, 'exported');
     mkdirSync(path);
-    await using server = await startGoNfs({ path, signal: ground.scope.signal });
-    const { opened, mount } = await mounted(ground, server, '/');
+    await using server = await startGoNfs({ path, signal: scratch.scope.signal });
+    const { opened, mount } = await mountExported(scratch, server, '/');
     using _ = opened;
     await using _mount = mount;
     await exercise(mount);
   });
 
   test.skipIf(needs('nfs3-server'))('works with nfs3_server', async () => {
-    using ground = createScratchFolder();
-    await using server = await startRustNfs(ground.scope.signal);
-    const { opened, mount } = await mounted(ground, server, '/');
+    using scratch = createScratchFolder();
+    await using server = await startRustNfs(scratch.scope.signal);
+    const { opened, mount } = await mountExported(scratch, server, '/');
     using _ = opened;
     await using _mount = mount;
     await exercise(mount);

@@ -9,14 +9,14 @@ import { asCaller } from '#testing/nfs-mount.ts';
 import type { Operations, Request } from '#wire/fuse/operations.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { NfsError, nfsStatus } from '#wire/nfs3/status.ts';
-import { createBudget, maxUnwritten } from './budget.ts';
+import { createBudget, maxUnwrittenBytes } from './budget.ts';
 import { type FileSystemParts, openFileSystem } from './file-system.ts';
 
 const root = 1;
 const name = (text: string): Buffer => Buffer.from(text);
 const hidden = expect.stringMatching(/^\.nfs[0-9a-f]{24}$/);
 /** Waits until everything that does not need the server's answer is done. */
-const asFarAsItGets = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
+const nextTurn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
 interface Gate {
   /** Counts calls at the server. */
@@ -25,15 +25,15 @@ interface Gate {
 }
 
 describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
-  const it = exportedByGanesha();
+  const exported = exportedByGanesha();
 
   /** Long cache time, so that names are not requested. */
   function mount(parts: Partial<FileSystemParts> = {}) {
-    const nfs: NfsClient = { ...it.nfs };
+    const nfs: NfsClient = { ...exported.nfs };
     const clock = parts.clock ?? systemClock();
     const { softMs } = parts.options ?? {};
-    const on = openFileSystem({
-      nodes: createMemoryNodes(it.directory),
+    const operations = openFileSystem({
+      nodes: createMemoryNodes(exported.directory),
       proofs: createMemoryProofs(),
       notify: () => undefined,
       ...parts,
@@ -41,39 +41,39 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
       clock,
       options: { identity: asCaller, cacheMs: 60_000, softMs },
     }).operations as Operations;
-    let places = 0;
+    let lastPlace = 0;
     const interrupt = new AbortController();
     const request = (signal = new AbortController().signal): Request => ({
       uid: 0,
       gid: 0,
       pid: 1,
-      slot: ++places,
+      slot: ++lastPlace,
       resent: false,
       signal,
     });
 
     /** Blocks calls of this kind, or their answers, until opened. */
-    function gate(procedure: 'remove' | 'rename' | 'write', what: 'calls' | 'answers' = 'calls'): Gate {
+    function gate(procedure: 'remove' | 'rename' | 'write', blocked: 'calls' | 'answers' = 'calls'): Gate {
       const { promise, resolve } = Promise.withResolvers<void>();
-      const made: Gate = { calls: 0, open: resolve };
-      const call = it.nfs[procedure] as (...args: unknown[]) => Promise<unknown>;
+      const newGate: Gate = { calls: 0, open: resolve };
+      const call = exported.nfs[procedure] as (...args: unknown[]) => Promise<unknown>;
       const gated = async (...args: unknown[]): Promise<unknown> => {
-        made.calls++;
-        if (what === 'calls') await promise;
+        newGate.calls++;
+        if (blocked === 'calls') await promise;
         const answer = await call(...args);
         await promise;
         return answer;
       };
       Object.assign(nfs, { [procedure]: gated });
-      return made;
+      return newGate;
     }
 
-    const look = async (parent: number, text: string): Promise<number> =>
-      (await on.lookup(parent, name(text), request())).node;
+    const lookup = async (parent: number, text: string): Promise<number> =>
+      (await operations.lookup(parent, name(text), request())).node;
 
     async function list(node: number, signal?: AbortSignal): Promise<string[]> {
       const found: string[] = [];
-      const { fh } = await on.opendir(node, 0, request());
+      const { fh } = await operations.opendir(node, 0, request());
       for (let offset = 0n, isMore = true; isMore; ) {
         isMore = false;
         const add = (entry: { name: Uint8Array; offset: bigint }): boolean => {
@@ -82,25 +82,25 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
           isMore = true;
           return true;
         };
-        await on.readdir(node, { fh, offset, plus: false }, { add }, request(signal));
+        await operations.readdir(node, { fh, offset, plus: false }, { add }, request(signal));
       }
       return found.filter((one) => one !== '.' && one !== '..').toSorted();
     }
 
-    const close = (file: number, fh: number) => on.release(file, { fh, unlock: undefined }, request());
+    const close = (file: number, fh: number) => operations.release(file, { fh, unlock: undefined }, request());
 
     /** A directory with a file that is opened and removed. */
-    async function removed() {
-      mkdirSync(it.on('directory'));
-      writeFileSync(it.on('directory/file'), 'x');
-      const directory = await look(root, 'directory');
-      const file = await look(directory, 'file');
-      const { fh } = await on.open(file, constants.O_RDONLY, request());
-      await on.unlink(directory, name('file'), request());
+    async function openAndRemove() {
+      mkdirSync(exported.on('directory'));
+      writeFileSync(exported.on('directory/file'), 'x');
+      const directory = await lookup(root, 'directory');
+      const file = await lookup(directory, 'file');
+      const { fh } = await operations.open(file, constants.O_RDONLY, request());
+      await operations.unlink(directory, name('file'), request());
       return { directory, close: () => close(file, fh) };
     }
 
-    return { nfs, on, request, interrupt, gate, look, list, close, removed };
+    return { nfs, on: operations, request, interrupt, gate, look: lookup, list, close, removed: openAndRemove };
   }
 
   test('ends before its directory is listed', async () => {
@@ -122,75 +122,75 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
     const { on, nfs, gate, request, removed } = mount();
     const { close } = await removed();
     const removal = gate('remove');
-    let asked = 0;
+    let calls = 0;
     nfs.rmdir = (...args) => {
-      asked++;
-      return it.nfs.rmdir(...args);
+      calls++;
+      return exported.nfs.rmdir(...args);
     };
     const closed = close();
-    const gone = on.rmdir(root, name('directory'), request());
-    await asFarAsItGets();
-    expect([removal.calls, asked]).toEqual([1, 0]);
+    const rmdirResult = on.rmdir(root, name('directory'), request());
+    await nextTurn();
+    expect([removal.calls, calls]).toEqual([1, 0]);
     removal.open();
-    await Promise.all([closed, gone]);
-    expect(readdirSync(it.folder)).toEqual([]);
+    await Promise.all([closed, rmdirResult]);
+    expect(readdirSync(exported.folder)).toEqual([]);
   });
 
   test('ends before its directory is replaced', async () => {
-    mkdirSync(it.on('other'));
+    mkdirSync(exported.on('other'));
     const { on, nfs, gate, look, request, removed } = mount();
     const { close } = await removed();
     await look(root, 'other');
     const removal = gate('remove');
-    let asked = 0;
+    let calls = 0;
     nfs.rename = (...args) => {
-      asked++;
-      return it.nfs.rename(...args);
+      calls++;
+      return exported.nfs.rename(...args);
     };
     const closed = close();
     const [from, to] = ['other', 'directory'].map((text) => ({ parent: root, name: name(text) }));
     const moved = on.rename(from ?? expect.fail(), to ?? expect.fail(), 0, request());
-    await asFarAsItGets();
-    expect([removal.calls, asked]).toEqual([1, 0]);
+    await nextTurn();
+    expect([removal.calls, calls]).toEqual([1, 0]);
     removal.open();
     await Promise.all([closed, moved]);
-    expect(readdirSync(it.folder)).toEqual(['directory']);
+    expect(readdirSync(exported.folder)).toEqual(['directory']);
   });
 
   test('ends first even if a successor has to wait before it may change anything', async () => {
-    let first: PromiseWithResolvers<void> | undefined;
-    const kept = { keep: () => undefined, free: () => undefined };
+    let drained: PromiseWithResolvers<void> | undefined;
+    const journal = { keep: () => undefined, free: () => undefined };
     const { list, gate, removed } = mount({
-      behind: { journal: kept, budget: createBudget(maxUnwritten), ready: () => first?.promise },
+      writeBehind: { journal, budget: createBudget(maxUnwrittenBytes), ready: () => drained?.promise },
     });
     const { directory, close } = await removed();
     const removal = gate('remove');
     removal.open();
-    first = Promise.withResolvers();
+    drained = Promise.withResolvers();
     const closed = close();
     const listed = list(directory);
     expect(await list(root)).toEqual(['directory']);
     expect(removal.calls).toBe(0);
-    first.resolve();
+    drained.resolve();
     expect(await listed).toEqual([]);
     await closed;
   });
 
   test('ends first even if the file was removed after the close, while its data were in flight', async () => {
-    const kept = { keep: () => undefined, free: () => undefined };
+    const journal = { keep: () => undefined, free: () => undefined };
     const { on, gate, look, list, request, close } = mount({
-      behind: { journal: kept, budget: createBudget(maxUnwritten), ready: () => undefined },
+      writeBehind: { journal, budget: createBudget(maxUnwrittenBytes), ready: () => undefined },
     });
-    writeFileSync(it.on('file'), '');
+    writeFileSync(exported.on('file'), '');
     const file = await look(root, 'file');
     const { fh } = await on.open(file, constants.O_WRONLY, request());
-    const writing = gate('write');
+    const writeGate = gate('write');
     await on.write(file, { fh, offset: 0, openFlags: constants.O_WRONLY } as never, name('data'), request());
     const closed = close(file, fh);
     await on.unlink(root, name('file'), request());
     const listed = list(root);
-    expect(readdirSync(it.folder)).toEqual([hidden]);
-    writing.open();
+    expect(readdirSync(exported.folder)).toEqual([hidden]);
+    writeGate.open();
     expect(await listed).toEqual([]);
     await closed;
   });
@@ -211,11 +211,11 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
     const { directory, close } = await removed();
     const removal = gate('remove');
     const closed = close();
-    const ended = expect(list(directory, interrupt.signal)).rejects.toThrow('EINTR');
+    const rejection = expect(list(directory, interrupt.signal)).rejects.toThrow('EINTR');
     expect(await list(root)).toEqual(['directory']);
     interrupt.abort();
     for (let i = 0; i < 8; i++) clock.advance(250);
-    await ended;
+    await rejection;
     removal.open();
     await closed;
   });
@@ -226,30 +226,30 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
     const { directory, close } = await removed();
     const removal = gate('remove');
     const closed = close();
-    const refused = expect(list(directory)).rejects.toThrow('EIO');
+    const rejection = expect(list(directory)).rejects.toThrow('EIO');
     expect(await list(root)).toEqual(['directory']);
     clock.advance(3_000);
-    await refused;
+    await rejection;
     removal.open();
     await closed;
   });
 
   test('leaves no hidden name if it happens during the removal', async () => {
-    writeFileSync(it.on('file'), 'x');
+    writeFileSync(exported.on('file'), 'x');
     const { on, gate, look, request, close } = mount();
     const file = await look(root, 'file');
     const { fh } = await on.open(file, constants.O_RDONLY, request());
     const [hideGate, removal] = [gate('rename'), gate('remove')];
     removal.open();
     const unlinked = on.unlink(root, name('file'), request());
-    await asFarAsItGets();
+    await nextTurn();
     const closed = close(file, fh);
     // Waits until the server has answered every call.
     for (const text of ['1', '2', '3']) await look(root, text);
     expect([hideGate.calls, removal.calls]).toEqual([1, 0]);
     hideGate.open();
     await Promise.all([unlinked, closed]);
-    expect(readdirSync(it.folder)).toEqual([]);
+    expect(readdirSync(exported.folder)).toEqual([]);
   });
 
   test.each([
@@ -258,33 +258,33 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
   ])(
     'leaves the file in place if it happens during a replacement that fails (the server $server do LINK)',
     async ({ server, removals }) => {
-      for (const text of ['new', 'old']) writeFileSync(it.on(text), text);
+      for (const text of ['new', 'old']) writeFileSync(exported.on(text), text);
       const { on, nfs, gate, look, request, close } = mount();
       if (server === 'cannot') nfs.link = () => Promise.reject(new NfsError('LINK', nfsStatus.NOTSUPP, false));
       const file = await look(root, 'old');
       const { fh } = await on.open(file, constants.O_RDONLY, request());
       const refusal = Promise.withResolvers<never>();
-      nfs.rename = (...args) => (String(args[0].name) === 'new' ? refusal.promise : it.nfs.rename(...args));
+      nfs.rename = (...args) => (String(args[0].name) === 'new' ? refusal.promise : exported.nfs.rename(...args));
       const removal = gate('remove');
       removal.open();
       const [from, to] = ['new', 'old'].map((text) => ({ parent: root, name: name(text) }));
       const moved = expect(on.rename(from ?? expect.fail(), to ?? expect.fail(), 0, request())).rejects.toThrow(
         'EACCES',
       );
-      await expect.poll(() => readdirSync(it.folder).some((text) => text.startsWith('.nfs'))).toBe(true);
+      await expect.poll(() => readdirSync(exported.folder).some((text) => text.startsWith('.nfs'))).toBe(true);
       for (const text of ['1', '2', '3']) await look(root, text);
       const closed = close(file, fh);
       for (const text of ['4', '5', '6']) await look(root, text);
       refusal.reject(new NfsError('RENAME', nfsStatus.ACCES, false));
       await Promise.all([moved, closed]);
       expect(removal.calls).toBe(removals);
-      expect(readdirSync(it.folder).toSorted()).toEqual(['new', 'old']);
+      expect(readdirSync(exported.folder).toSorted()).toEqual(['new', 'old']);
     },
   );
 
   test('leaves one hidden name if two links are removed at once', async () => {
-    writeFileSync(it.on('file'), 'x');
-    linkSync(it.on('file'), it.on('other'));
+    writeFileSync(exported.on('file'), 'x');
+    linkSync(exported.on('file'), exported.on('other'));
     const { on, gate, look, request, close } = mount();
     const file = await look(root, 'file');
     await look(root, 'other');
@@ -295,14 +295,14 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
     hideGate.open();
     await Promise.all(unlinked);
     expect(hideGate.calls).toBe(1);
-    expect(readdirSync(it.folder)).toEqual([hidden]);
+    expect(readdirSync(exported.folder)).toEqual([hidden]);
     await close(file, fh);
-    expect(readdirSync(it.folder)).toEqual([]);
+    expect(readdirSync(exported.folder)).toEqual([]);
   });
 
   test('leaves no hidden name if the file is opened and removed by another link meanwhile', async () => {
-    writeFileSync(it.on('file'), 'x');
-    linkSync(it.on('file'), it.on('other'));
+    writeFileSync(exported.on('file'), 'x');
+    linkSync(exported.on('file'), exported.on('other'));
     const { on, gate, look, list, request, close } = mount();
     const file = await look(root, 'file');
     await look(root, 'other');
@@ -310,7 +310,7 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
     await on.unlink(root, name('file'), request());
     const removal = gate('remove', 'answers');
     const closed = close(file, before.fh);
-    await expect.poll(() => readdirSync(it.folder)).toEqual(['other']);
+    await expect.poll(() => readdirSync(exported.folder)).toEqual(['other']);
     const opening = on.open(file, constants.O_RDONLY, request());
     const unlinked = on.unlink(root, name('other'), request());
     for (const text of ['1', '2', '3']) await look(root, text);
@@ -318,29 +318,29 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
     const [{ fh }] = await Promise.all([opening, closed, unlinked]);
     expect(await list(root)).toEqual([hidden]);
     await close(file, fh);
-    expect(readdirSync(it.folder)).toEqual([]);
+    expect(readdirSync(exported.folder)).toEqual([]);
   });
 
   test('keeps the file if it is opened by another link before that one is removed', async () => {
-    writeFileSync(it.on('file'), 'x');
-    linkSync(it.on('file'), it.on('other'));
-    let first: PromiseWithResolvers<void> | undefined;
-    const kept = { keep: () => undefined, free: () => undefined };
+    writeFileSync(exported.on('file'), 'x');
+    linkSync(exported.on('file'), exported.on('other'));
+    let drained: PromiseWithResolvers<void> | undefined;
+    const journal = { keep: () => undefined, free: () => undefined };
     const { on, look, request, close } = mount({
-      behind: { journal: kept, budget: createBudget(maxUnwritten), ready: () => first?.promise },
+      writeBehind: { journal, budget: createBudget(maxUnwrittenBytes), ready: () => drained?.promise },
     });
     const file = await look(root, 'file');
     await look(root, 'other');
     const before = await on.open(file, constants.O_RDONLY, request());
     await on.unlink(root, name('file'), request());
-    first = Promise.withResolvers();
+    drained = Promise.withResolvers();
     const closed = close(file, before.fh);
     const { fh } = await on.open(file, constants.O_RDONLY, request());
     await on.unlink(root, name('other'), request());
-    first.resolve();
+    drained.resolve();
     await closed;
     expect((await on.read(file, { fh, offset: 0, size: 10 } as never, request())).length).toBe(1);
     await close(file, fh);
-    expect(readdirSync(it.folder)).toEqual([]);
+    expect(readdirSync(exported.folder)).toEqual([]);
   });
 });

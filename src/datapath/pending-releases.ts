@@ -1,7 +1,7 @@
 import { unlessAborted } from '#base/aborted.ts';
 import type { Request } from '#wire/fuse/operations.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
-import { isSame } from './file-handles.ts';
+import { isSameHandle } from './file-handles.ts';
 import type { Nodes } from './ports.ts';
 import type { RequestWait } from './request-wait.ts';
 
@@ -11,30 +11,30 @@ import type { RequestWait } from './request-wait.ts';
  */
 export interface PendingReleases {
   /** Registers a release until it ends. */
-  add(id: number, end: Promise<void>): void;
+  add(id: number, release: Promise<void>): void;
   /** Waits for hidden names in the directory that are about to be removed. Undefined: there are none. */
-  waitForHidden(directory: FileHandle, request: Request): Promise<void> | undefined;
+  waitForHiddenNames(directory: FileHandle, request: Request): Promise<void> | undefined;
 }
 
-export function createPendingReleases(nodes: Pick<Nodes, 'hidden'>, waitFor: RequestWait): PendingReleases {
+export function createPendingReleases(nodes: Pick<Nodes, 'hiddenName'>, waitFor: RequestWait): PendingReleases {
   const releases = new Map<Promise<void>, number>();
 
   /** Check now, not at the start: a file may be removed while its release waits for writes. */
   const isHiddenIn = (id: number, directory: FileHandle): boolean => {
-    const hidden = nodes.hidden(id);
-    return hidden !== undefined && isSame(hidden.directory, directory);
+    const hidden = nodes.hiddenName(id);
+    return hidden !== undefined && isSameHandle(hidden.directory, directory);
   };
 
   return {
-    add: (id, end) => {
-      const over = end
+    add: (id, release) => {
+      const settled = release
         .catch(() => undefined)
         .finally(() => {
-          releases.delete(over);
+          releases.delete(settled);
         });
-      releases.set(over, id);
+      releases.set(settled, id);
     },
-    waitForHidden: (directory, request) => {
+    waitForHiddenNames: (directory, request) => {
       if (releases.size === 0) return undefined;
       const ends = [...releases].filter(([, id]) => isHiddenIn(id, directory)).map(([over]) => over);
       if (ends.length === 0) return undefined;

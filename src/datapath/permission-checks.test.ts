@@ -26,56 +26,62 @@ const callers = [
   ['the root of an engine that remaps users', 165_536],
   ['another user of it', 166_536],
 ] as const;
-const as = async (uid: number, script: string, ...args: readonly string[]): Promise<string> => {
+const runAs = async (uid: number, script: string, ...args: readonly string[]): Promise<string> => {
   const user = ['--reuid', `${uid}`, '--regid', `${uid}`, '--clear-groups'];
   return (await run('setpriv', [...user, 'sh', '-ec', script, 'sh', ...args])).stdout;
 };
-const one = { ...asCaller, squash: 'all', uid: 1000, gid: 1000 } as const;
+const serverUser = { ...asCaller, squash: 'all', uid: 1000, gid: 1000 } as const;
 const truncate = `perl -e 'truncate($ARGV[0], 0) or die "$!"' "$1"`;
 
 describe.skipIf(needs('root', 'fuse', 'ganesha', 'perl'))('a mount whose users are all one user to the server', () => {
-  const it = exportedByGanesha();
-  let ground: ScratchFolder;
+  const exported = exportedByGanesha();
+  let scratch: ScratchFolder;
   let mount: NfsMount;
 
   /** The owner on the server. */
-  function place(name: string, content: string, mode: number, owner = 1000): void {
-    writeFileSync(it.on(name), content);
-    chownSync(it.on(name), owner, owner);
-    chmodSync(it.on(name), mode);
+  function createFile(name: string, content: string, mode: number, owner = 1000): void {
+    writeFileSync(exported.on(name), content);
+    chownSync(exported.on(name), owner, owner);
+    chmodSync(exported.on(name), mode);
   }
 
   beforeEach(async () => {
-    ground = createScratchFolder();
-    chmodSync(ground.folder, 0o755);
-    await it.nfs.setattr(it.directory, { uid: 1000, gid: 1000, mode: 0o700 });
-    mount = await mountNfs(ground.folder, { nfs: it.nfs, root: it.directory }, { identity: one, checks: 'server' });
+    scratch = createScratchFolder();
+    chmodSync(scratch.folder, 0o755);
+    await exported.nfs.setattr(exported.directory, { uid: 1000, gid: 1000, mode: 0o700 });
+    mount = await mountNfs(
+      scratch.folder,
+      { nfs: exported.nfs, root: exported.directory },
+      { identity: serverUser, checks: 'server' },
+    );
   });
   afterEach(async () => {
     expect(mount.faults).toEqual([]);
     await mount[Symbol.asyncDispose]();
-    ground[Symbol.dispose]();
+    scratch[Symbol.dispose]();
   });
 
-  test.each(callers)('%s may do all that this user may', async (_, uid) => {
+  test.each(callers)('%s may do everything that the server user may', async (_, uid) => {
     const script = `cd "$1"; umask 077
       mkdir d; echo 'echo it runs' > d/file; cat d/file; chmod 700 d/file; ./d/file
       test -r d/file; test -w d/file; test -x d/file; echo 'echo more' >> d/file; touch -d 2001-01-01 d/file
       ln d/file link; mv d/file d/moved; ls d; rm link`;
-    expect(await as(uid, script, mount.at)).toBe('echo it runs\nit runs\nmoved\n');
-    expect(statSync(it.on('d/moved'))).toMatchObject({ uid: 1000, gid: 1000, mode: 0o100700, nlink: 1 });
-    expect(readFileSync(it.on('d/moved'), 'utf8')).toBe('echo it runs\necho more\n');
-    await as(uid, `${truncate}; rm -r "$2"`, join(mount.at, 'd/moved'), join(mount.at, 'd'));
-    expect(readdirSync(it.on('.'))).toEqual([]);
+    expect(await runAs(uid, script, mount.at)).toBe('echo it runs\nit runs\nmoved\n');
+    expect(statSync(exported.on('d/moved'))).toMatchObject({ uid: 1000, gid: 1000, mode: 0o100700, nlink: 1 });
+    expect(readFileSync(exported.on('d/moved'), 'utf8')).toBe('echo it runs\necho more\n');
+    await runAs(uid, `${truncate}; rm -r "$2"`, join(mount.at, 'd/moved'), join(mount.at, 'd'));
+    expect(readdirSync(exported.on('.'))).toEqual([]);
   });
 
   test.each(callers)('%s may use what another user created', async (_, uid) => {
-    await as(1002, 'umask 077; mkdir "$1/d"; echo text > "$1/d/file"', mount.at);
-    expect(await as(uid, 'cat "$1/d/file"; echo more >> "$1/d/file"; chmod 640 "$1/d/file"', mount.at)).toBe('text\n');
-    expect(readFileSync(it.on('d/file'), 'utf8')).toBe('text\nmore\n');
+    await runAs(1002, 'umask 077; mkdir "$1/d"; echo text > "$1/d/file"', mount.at);
+    expect(await runAs(uid, 'cat "$1/d/file"; echo more >> "$1/d/file"; chmod 640 "$1/d/file"', mount.at)).toBe(
+      'text\n',
+    );
+    expect(readFileSync(exported.on('d/file'), 'utf8')).toBe('text\nmore\n');
   });
 
-  const refusedOf = {
+  const refusedScripts = {
     'read it': ['cat "$1"', 0o200],
     'append to it': ['echo x >> "$1"', 0o400],
     'overwrite it': ['echo x > "$1"', 0o400],
@@ -85,58 +91,58 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'perl'))('a mount whose users a
     'test whether it is writable': ['test -w "$1" || { echo Permission denied >&2; false; }', 0o400],
   } as const;
 
-  describe.each(Object.entries(refusedOf))('no user may %s if this user may not', (_, [script, mode]) => {
+  describe.each(Object.entries(refusedScripts))('no user may %s if the server user may not', (_, [script, mode]) => {
     test.each(callers)('%s is refused on an own object', async (_caller, uid) => {
-      place('own', 'data', mode);
-      await expect(as(uid, script, join(mount.at, 'own'))).rejects.toThrow('Permission denied');
-      expect(readFileSync(it.on('own'), 'utf8')).toBe('data');
+      createFile('own', 'data', mode);
+      await expect(runAs(uid, script, join(mount.at, 'own'))).rejects.toThrow('Permission denied');
+      expect(readFileSync(exported.on('own'), 'utf8')).toBe('data');
     });
 
     test.each(callers)("%s is refused on another's object", async (_caller, uid) => {
-      place('other', 'data', 0o700, 1001);
-      await expect(as(uid, script, join(mount.at, 'other'))).rejects.toThrow('Permission denied');
-      expect(readFileSync(it.on('other'), 'utf8')).toBe('data');
+      createFile('other', 'data', 0o700, 1001);
+      await expect(runAs(uid, script, join(mount.at, 'other'))).rejects.toThrow('Permission denied');
+      expect(readFileSync(exported.on('other'), 'utf8')).toBe('data');
     });
   });
 
   test.each(callers)("%s may not enter another's directory or change an owner", async (_, uid) => {
-    mkdirSync(it.on('other'), { mode: 0o700 });
-    place('own', 'data', 0o600);
-    place('file', 'data', 0o644, 1001);
+    mkdirSync(exported.on('other'), { mode: 0o700 });
+    createFile('own', 'data', 0o600);
+    createFile('file', 'data', 0o644, 1001);
     for (const script of ['cd "$1/other"', 'ls "$1/other"', 'cat "$1/other/x"', 'echo x > "$1/other/x"'])
-      await expect(as(uid, script, mount.at)).rejects.toThrow(/Permission denied|can't cd/);
+      await expect(runAs(uid, script, mount.at)).rejects.toThrow(/Permission denied|can't cd/);
     for (const script of ['chmod 666 "$1/file"', 'chown 1001 "$1/own"'])
-      await expect(as(uid, script, mount.at)).rejects.toThrow(/not permitted/);
-    expect(existsSync(it.on('other/x'))).toBe(false);
-    expect(statSync(it.on('own')).uid).toBe(1000);
+      await expect(runAs(uid, script, mount.at)).rejects.toThrow(/not permitted/);
+    expect(existsSync(exported.on('other/x'))).toBe(false);
+    expect(statSync(exported.on('own')).uid).toBe(1000);
   });
 
   test('a program that is executable but not readable can be run', async () => {
-    place('program', readFileSync('/bin/true', 'latin1'), 0o111);
-    writeFileSync(it.on('program'), readFileSync('/bin/true'));
-    await as(165_536, '"$1"', join(mount.at, 'program'));
-    await expect(as(165_536, 'cat "$1"', join(mount.at, 'program'))).rejects.toThrow('Permission denied');
+    createFile('program', readFileSync('/bin/true', 'latin1'), 0o111);
+    writeFileSync(exported.on('program'), readFileSync('/bin/true'));
+    await runAs(165_536, '"$1"', join(mount.at, 'program'));
+    await expect(runAs(165_536, 'cat "$1"', join(mount.at, 'program'))).rejects.toThrow('Permission denied');
   });
 
   test('rights removed by another client count at the next open', async () => {
-    place('file', 'data', 0o600);
-    expect(await as(165_536, 'cat "$1"', join(mount.at, 'file'))).toBe('data');
-    const { handle } = await it.nfs.lookup(it.directory, 'file');
-    await it.nfs.setattr(handle, { mode: 0o200 });
-    await expect(as(165_536, 'cat "$1"', join(mount.at, 'file'))).rejects.toThrow('Permission denied');
-    await it.nfs.setattr(handle, { mode: 0o600 });
-    expect(await as(165_536, 'cat "$1"', join(mount.at, 'file'))).toBe('data');
+    createFile('file', 'data', 0o600);
+    expect(await runAs(165_536, 'cat "$1"', join(mount.at, 'file'))).toBe('data');
+    const { handle } = await exported.nfs.lookup(exported.directory, 'file');
+    await exported.nfs.setattr(handle, { mode: 0o200 });
+    await expect(runAs(165_536, 'cat "$1"', join(mount.at, 'file'))).rejects.toThrow('Permission denied');
+    await exported.nfs.setattr(handle, { mode: 0o600 });
+    expect(await runAs(165_536, 'cat "$1"', join(mount.at, 'file'))).toBe('data');
   });
 
   test('the creator of a write-protected file writes to it', async () => {
-    await as(165_536, 'umask 0777; echo written > "$1"', join(mount.at, 'file'));
-    expect(readFileSync(it.on('file'), 'utf8')).toBe('written\n');
+    await runAs(165_536, 'umask 0777; echo written > "$1"', join(mount.at, 'file'));
+    expect(readFileSync(exported.on('file'), 'utf8')).toBe('written\n');
   });
 
   test('no ACCESS call is made where the attributes permit the call', async () => {
-    place('file', 'data', 0o600);
-    const asked = vi.spyOn(it.nfs, 'access');
-    await as(165_536, 'cat "$1/file"; echo x > "$1/file"; ls "$1"; cd "$1"', mount.at);
-    expect(asked).not.toHaveBeenCalled();
+    createFile('file', 'data', 0o600);
+    const accessCalls = vi.spyOn(exported.nfs, 'access');
+    await runAs(165_536, 'cat "$1/file"; echo x > "$1/file"; ls "$1"; cd "$1"', mount.at);
+    expect(accessCalls).not.toHaveBeenCalled();
   });
 });

@@ -2,22 +2,22 @@ import { expect, test } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createPoisonRequests } from './poison-requests.ts';
 
-function trying() {
+function createTestQueue() {
   const clock = createFakeClock();
-  const begun: number[] = [];
-  let marked: number | undefined;
+  const started: number[] = [];
+  let suspect: number | undefined;
   const poisonRequests = createPoisonRequests(clock, (place) => {
-    marked = place;
+    suspect = place;
   });
-  return { clock, poisonRequests, begun, add, state: () => ({ begun: [...begun], marked }) };
+  return { clock, poisonRequests, begun: started, add, state: () => ({ begun: [...started], marked: suspect }) };
 
   function add(...places: readonly number[]): void {
-    for (const place of places) poisonRequests.add(place, () => void begun.push(place));
+    for (const place of places) poisonRequests.add(place, () => void started.push(place));
   }
 }
 
 test('suspected requests are started one by one after all others, and recorded in the journal', () => {
-  const { clock, poisonRequests, add, state } = trying();
+  const { clock, poisonRequests, add, state } = createTestQueue();
   add(5, 6, 7);
   clock.advance(999);
   expect(state()).toEqual({ begun: [], marked: undefined });
@@ -26,7 +26,7 @@ test('suspected requests are started one by one after all others, and recorded i
   // Its server is silent.
   clock.advance(1_000);
   expect(state()).toEqual({ begun: [5, 6], marked: 6 });
-  poisonRequests.done(6);
+  poisonRequests.remove(6);
   expect(state()).toEqual({ begun: [5, 6], marked: undefined });
   clock.advance(0);
   expect(state()).toEqual({ begun: [5, 6, 7], marked: 7 });
@@ -35,11 +35,11 @@ test('suspected requests are started one by one after all others, and recorded i
 });
 
 test('a request that is done before its turn is not started', () => {
-  const { clock, poisonRequests, add, begun } = trying();
+  const { clock, poisonRequests, add, begun } = createTestQueue();
   add(5, 6);
-  expect(poisonRequests.has(5)).toBe(true);
-  poisonRequests.done(5);
-  expect(poisonRequests.has(5)).toBe(false);
+  expect(poisonRequests.isWaiting(5)).toBe(true);
+  poisonRequests.remove(5);
+  expect(poisonRequests.isWaiting(5)).toBe(false);
   clock.advance(10_000);
   expect(begun).toEqual([6]);
   add(8);

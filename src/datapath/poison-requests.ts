@@ -6,46 +6,46 @@ import type { Clock } from '#base/clock.ts';
  */
 export interface PoisonRequests {
   /** Queues a request; `begin` starts it in its turn. */
-  add(place: number, begin: () => void): void;
+  add(place: number, start: () => void): void;
   /** Not started yet. */
-  has(place: number): boolean;
+  isWaiting(place: number): boolean;
   /** The request was answered or must no longer be started. */
-  done(place: number): void;
+  remove(place: number): void;
 }
 
 /** A poison request crashes its data path soon. One whose server is silent delays the others no longer than this. */
-const eachMs = 1_000;
+const maxTurnMs = 1_000;
 
-export function createPoisonRequests(clock: Clock, mark: (place: number | undefined) => void): PoisonRequests {
+export function createPoisonRequests(clock: Clock, setSuspect: (place: number | undefined) => void): PoisonRequests {
   const waiting = new Map<number, () => void>();
   let current: number | undefined;
   let timer: Disposable | undefined;
 
-  function next(): void {
+  function startNext(): void {
     const [first] = waiting;
     current = first?.[0];
-    mark(current);
+    setSuspect(current);
     timer = undefined;
     if (first === undefined) return;
     waiting.delete(first[0]);
-    timer = clock.after(eachMs, next);
+    timer = clock.after(maxTurnMs, startNext);
     first[1]();
   }
 
   return {
-    add: (place, begin) => {
-      waiting.set(place, begin);
+    add: (place, start) => {
+      waiting.set(place, start);
       // Unsuspected requests are started first and get this time.
-      timer ??= clock.after(eachMs, next);
+      timer ??= clock.after(maxTurnMs, startNext);
     },
-    has: (place) => waiting.has(place),
-    done: (place) => {
+    isWaiting: (place) => waiting.has(place),
+    remove: (place) => {
       waiting.delete(place);
       if (place !== current) return;
       current = undefined;
-      mark(undefined);
+      setSuspect(undefined);
       timer?.[Symbol.dispose]();
-      timer = clock.after(0, next);
+      timer = clock.after(0, startNext);
     },
   };
 }

@@ -22,34 +22,34 @@ export interface Nodes {
    * Throws ENOMEM if there is no room.
    */
   addLookup(handle: FileHandle, place?: number): Node;
-  /** The same for an entry of a listing, which counts many. */
+  /** Like `addLookup`, for an entry of a listing: one request counts many lookups. */
   addListed(handle: FileHandle, place: number): Node;
   /** Undoes a lookup: the request at that place does not report it to the kernel. */
   removeLookup(id: number, place: number): void;
   /** Whether another node fits. If not, asks for room. */
   hasRoom(): boolean;
   /** Called with the number of excess nodes: make the kernel drop some. */
-  onPressure(give: (count: number) => void): void;
+  onPressure(shrink: (count: number) => void): void;
   /** Undefined: unknown to the kernel. The root is node 1 and always exists. */
   get(id: number): Node | undefined;
   /** The node that has this handle, if the kernel knows it. */
   find(handle: FileHandle): Node | undefined;
-  /** The kernel forgot this many lookups; with the last the node is removed. */
+  /** The kernel forgot this many lookups; the last one removes the node. */
   forget(id: number, lookups: number): void;
   /** Counts an open once per request at that place, even if it is resent. */
-  opened(id: number, place?: number): void;
-  closed(id: number, place?: number): void;
+  addOpen(id: number, place?: number): void;
+  removeOpen(id: number, place?: number): void;
   /** The server has given the same file a new handle (the old one was stale). */
   changeHandle(id: number, handle: FileHandle): void;
   /** Records the hidden name of a file removed while open. The last close removes it. */
-  hide(id: number, at: HiddenName | undefined): void;
-  hidden(id: number): HiddenName | undefined;
-  /** The error that lost acknowledged data, while an open file was not told of it. */
-  setLost(id: number, why: ErrnoName | undefined): void;
-  lost(id: number): ErrnoName | undefined;
+  setHiddenName(id: number, hiddenName: HiddenName | undefined): void;
+  hiddenName(id: number): HiddenName | undefined;
+  /** The error by which acknowledged data were lost, until every open file has reported it. */
+  setDataLoss(id: number, code: ErrnoName | undefined): void;
+  dataLoss(id: number): ErrnoName | undefined;
   /** Records that the loss was reported once. Until then, it is also reported to later opens. */
-  setLossTold(id: number): void;
-  isLossTold(id: number): boolean;
+  setLossReported(id: number): void;
+  isLossReported(id: number): boolean;
 }
 
 export interface HiddenName {

@@ -13,48 +13,56 @@ export interface OldConnection {
 export interface PredecessorConnectionsParts {
   readonly clock: Clock;
   readonly log: Log;
-  readonly letGo: (id: string) => void;
+  readonly release: (id: string) => void;
   /** The clients connected to that server. */
-  readonly clientsOf: (about: string) => readonly Pick<NfsClient, 'null'>[];
+  readonly clientsOf: (address: string) => readonly Pick<NfsClient, 'null'>[];
 }
 
 /**
- * Before anything is changed, every call of the predecessor must have run or be impossible. Each server is drained
- * separately, so that a silent one delays only its own users.
+ * Changes start only when no call of the predecessor can run any more. Each server is drained separately, so that a
+ * silent server delays only the mounts that use it.
  */
 export interface PredecessorConnections {
   begin(signal: AbortSignal): void;
   /** Resolves when changes on that server may start. Undefined: now. */
-  ready(about: string): Promise<void> | undefined;
+  ready(address: string): Promise<void> | undefined;
 }
 
 export function createPredecessorConnections(
   connections: readonly OldConnection[],
   parts: PredecessorConnectionsParts,
 ): PredecessorConnections {
-  const { clock, log, letGo, clientsOf } = parts;
+  const { clock, log, release: letGo, clientsOf } = parts;
   const draining = new Map<string, Promise<void>>();
 
-  async function isAnswering(about: string, giveUp: AbortSignal): Promise<void> {
-    const pings = clientsOf(about).map((nfs) => nfs.null({ signal: giveUp, deadlineMs: Number.POSITIVE_INFINITY }));
+  async function waitUntilAnswering(address: string, giveUp: AbortSignal): Promise<void> {
+    const pings = clientsOf(address).map((nfs) => nfs.null({ signal: giveUp, deadlineMs: Number.POSITIVE_INFINITY }));
     if (pings.length > 0) await Promise.any(pings);
   }
 
-  async function drainOne(about: string, own: readonly OldConnection[], signal: AbortSignal): Promise<void> {
-    const descriptors = own.map(({ fd }) => fd);
-    await drainConnections(descriptors, { clock, isAnswering: (giveUp) => isAnswering(about, giveUp) }, signal);
-    draining.delete(about);
-    for (const { id } of own) letGo(id);
+  async function drainServer(
+    address: string,
+    serverConnections: readonly OldConnection[],
+    signal: AbortSignal,
+  ): Promise<void> {
+    const descriptors = serverConnections.map(({ fd }) => fd);
+    await drainConnections(
+      descriptors,
+      { clock, waitUntilAnswering: (giveUp) => waitUntilAnswering(address, giveUp) },
+      signal,
+    );
+    draining.delete(address);
+    for (const { id } of serverConnections) letGo(id);
   }
 
   return {
     begin: (signal) => {
-      for (const [about, own] of Map.groupBy(connections, (one) => one.about)) {
-        const drained = drainOne(about, own, signal);
+      for (const [about, serverConnections] of Map.groupBy(connections, (one) => one.about)) {
+        const drained = drainServer(about, serverConnections, signal);
         draining.set(about, drained);
         drained.catch((cause: unknown) => log.warn('failed to close old connections', { about, cause: String(cause) }));
       }
     },
-    ready: (about) => draining.get(about),
+    ready: (address) => draining.get(address),
   };
 }

@@ -1,35 +1,37 @@
 import type { Request } from '#wire/fuse/operations.ts';
 import { NfsError } from '#wire/nfs3/status.ts';
 import { type Attributes, type FileHandle, fileType, type Time } from '#wire/nfs3/structures.ts';
-import type { Context } from './context.ts';
 import { isMarked } from './creation-marks.ts';
 import type { Entries } from './entries.ts';
 import type { ResolvedName } from './find-name.ts';
+import type { MountContext } from './mount-context.ts';
 import type { NewObject } from './new-object.ts';
 
-type PredecessorLookup = (what: NewObject, mark: Time, request: Request) => Promise<ResolvedName | undefined>;
+type PredecessorLookup = (object: NewObject, mark: Time, request: Request) => Promise<ResolvedName | undefined>;
 
 /** Finds the object that a predecessor created for the same request before it crashed. */
-export function createPredecessorLookup({ nfs, server }: Context, entries: Entries): PredecessorLookup {
-  async function findMadeByPredecessor(
-    what: NewObject,
+export function createPredecessorLookup({ nfs, server }: MountContext, entries: Entries): PredecessorLookup {
+  async function findCreatedByPredecessor(
+    object: NewObject,
     mark: Time,
     request: Request,
   ): Promise<ResolvedName | undefined> {
-    const there = await entries.find(what.parent, what.name, request);
-    if (there === undefined) return undefined;
+    const resolved = await entries.find(object.parent, object.name, request);
+    if (resolved === undefined) return undefined;
     const found =
-      there.attributes ?? (await server.asCallerOnly(request, (options) => nfs.getattr(there.handle, options)));
-    if (found.type !== what.type) return undefined;
-    if (what.target !== undefined)
-      return (await hasTarget(what.target, there.handle, request)) ? { ...there, attributes: found } : undefined;
-    const sure = isMarked(found, mark) ? found : await rereadAttributes(there.handle, found, request);
-    return sure !== undefined && isMarked(sure, mark) ? { ...there, attributes: sure } : undefined;
+      resolved.attributes ?? (await server.asCallerOnly(request, (options) => nfs.getattr(resolved.handle, options)));
+    if (found.type !== object.type) return undefined;
+    if (object.target !== undefined)
+      return (await hasTarget(object.target, resolved.handle, request))
+        ? { ...resolved, attributes: found }
+        : undefined;
+    const current = isMarked(found, mark) ? found : await rereadAttributes(resolved.handle, found, request);
+    return current !== undefined && isMarked(current, mark) ? { ...resolved, attributes: current } : undefined;
   }
 
   /**
    * The server may return attributes cached between the creation and the setting of its time (nfs-ganesha, for up to a
-   * minute). A call that could have changed something, but does not, makes it read its disk.
+   * minute). A call that could change attributes, but does not, makes the server read its disk.
    */
   async function rereadAttributes(
     handle: FileHandle,
@@ -46,7 +48,7 @@ export function createPredecessorLookup({ nfs, server }: Context, entries: Entri
       );
       return change?.after;
     } catch (cause) {
-      // The creator is permitted to do this; a refusal means it is not ours.
+      // The creator is permitted to do this; a refusal means that another client created the object.
       if (cause instanceof NfsError) return undefined;
       throw cause;
     }
@@ -57,5 +59,5 @@ export function createPredecessorLookup({ nfs, server }: Context, entries: Entri
     return target.equals(Buffer.from(found as string));
   }
 
-  return findMadeByPredecessor;
+  return findCreatedByPredecessor;
 }

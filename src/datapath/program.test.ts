@@ -34,24 +34,24 @@ const spec: MountSpec = {
   locks: 'node',
 };
 
-interface Told {
+interface ProgramReports {
   readonly unserved: string[];
   readonly ended: string[];
 }
 
 /** A program without mounts, and its reports. `open` returns a device that never delivers a request. */
-async function started() {
-  const ground = createScratchFolder();
-  const device = join(ground.folder, 'device');
+async function createTestProgram() {
+  const scratch = createScratchFolder();
+  const device = join(scratch.folder, 'device');
   execFileSync('mkfifo', [device]);
   const journal = createJournal(8);
   const stop = new AbortController();
   onTestFinished(() => {
     stop.abort();
     closeSync(journal);
-    ground[Symbol.dispose]();
+    scratch[Symbol.dispose]();
   });
-  const told: Told = { unserved: [], ended: [] };
+  const reports: ProgramReports = { unserved: [], ended: [] };
   const start = (mounts: readonly ReceivedMount[] = []) =>
     startProgram(
       { journal, mounts, sockets: [] },
@@ -60,26 +60,26 @@ async function started() {
         log: silentLog(),
         signal: stop.signal,
         report: () => undefined,
-        ended: (id) => void told.ended.push(id),
-        unserved: (id) => void told.unserved.push(id),
-        holder: { hold: () => '', letGo: () => undefined },
+        reportEnded: (id) => void reports.ended.push(id),
+        reportUnserved: (id) => void reports.unserved.push(id),
+        holder: { hold: () => '', release: () => undefined },
       },
     );
   const open = (): number => openSync(device, constants.O_RDWR | constants.O_NONBLOCK);
-  const rows = (): readonly string[] =>
+  const mountIds = (): readonly string[] =>
     createMountRows(openJournal(journal))
       .all()
       .map(({ id }) => id);
-  return { start, told, open, rows, journal };
+  return { start, told: reports, open, rows: mountIds, journal };
 }
 
 const isOpen = (fd: number): boolean => existsSync(`/proc/self/fd/${fd}`);
 
 describe.skipIf(needs('linux'))("the data path's program", () => {
   test('keeps nothing of removed mounts', async () => {
-    const { start, open } = await started();
+    const { start, open } = await createTestProgram();
     const program = await start();
-    const comeAndGo = async (times: number): Promise<number> => {
+    const addAndRemove = async (times: number): Promise<number> => {
       for (let i = 0; i < times; i++) {
         await program.add({ id: 'one', spec, fd: open() });
         program.remove('one');
@@ -87,33 +87,33 @@ describe.skipIf(needs('linux'))("the data path's program", () => {
       }
       return queryObjects(Map, { format: 'count' });
     };
-    const before = await comeAndGo(5);
+    const before = await addAndRemove(5);
     // A file system references more than ten.
-    await comeAndGo(20);
+    await addAndRemove(20);
     // On a busy machine, a part is cleaned up later.
-    await expect.poll(async () => (await comeAndGo(0)) - before).toBeLessThan(20);
+    await expect.poll(async () => (await addAndRemove(0)) - before).toBeLessThan(20);
   });
 
   test('keeps nothing of a mount that is removed before it is served', async () => {
-    const { start, open, rows } = await started();
+    const { start, open, rows } = await createTestProgram();
     const program = await start();
     const fd = open();
     const adding = program.add({ id: 'one', spec, fd });
     program.remove('one');
     // A later mount with the same id.
-    const again = open();
-    const addingAgain = program.add({ id: 'one', spec, fd: again });
+    const secondFd = open();
+    const addingAgain = program.add({ id: 'one', spec, fd: secondFd });
     await Promise.all([adding, addingAgain]);
     expect(rows()).toEqual(['one']);
     await expect.poll(() => isOpen(fd)).toBe(false);
-    expect(isOpen(again)).toBe(true);
+    expect(isOpen(secondFd)).toBe(true);
     program.remove('one');
     expect(rows()).toEqual([]);
-    await expect.poll(() => isOpen(again)).toBe(false);
+    await expect.poll(() => isOpen(secondFd)).toBe(false);
   });
 
   test('reports a mount that it cannot serve, serves the others, and drops it when asked to', async () => {
-    const { start, told, open, rows } = await started();
+    const { start, told, open, rows } = await createTestProgram();
     const first = await start();
     for (const id of ['good', 'bad']) await first.add({ id, spec, fd: open() });
     const [good, bad] = [open(), open()];
@@ -132,11 +132,11 @@ describe.skipIf(needs('linux'))("the data path's program", () => {
   });
 
   test('can be stopped while a server is silent, without blaming waiting requests', async () => {
-    const { start, open, journal } = await started();
-    const before = await start();
-    await before.add({ id: 'one', spec, fd: open() });
+    const { start, open, journal } = await createTestProgram();
+    const predecessor = await start();
+    await predecessor.add({ id: 'one', spec, fd: open() });
     const requests = createRequests(openJournal(journal));
-    requests.unfinished();
+    requests.restoreUnfinished();
     const slot = requests.arm(0) ?? expect.fail();
     slot.buffer.fill(0, 0, inHeaderSize + 16);
     slot.view.setUint32(0, inHeaderSize + 16, true);
@@ -146,19 +146,19 @@ describe.skipIf(needs('linux'))("the data path's program", () => {
     requests.take(0, slot, inHeaderSize + 16);
     const program = await start([{ id: 'one', spec, fd: open() }]);
     await program.stop();
-    const left = (): unknown => createRequests(openJournal(journal)).unfinished();
-    expect(left()).toMatchObject([{ crashCount: 1 }]);
+    const unfinishedRequests = (): unknown => createRequests(openJournal(journal)).restoreUnfinished();
+    expect(unfinishedRequests()).toMatchObject([{ crashCount: 1 }]);
     // This process was not told to stop.
-    expect(left()).toMatchObject([{ crashCount: 2 }]);
+    expect(unfinishedRequests()).toMatchObject([{ crashCount: 2 }]);
     program.remove('one');
   });
 
   test('releases a mount whose journal entries are unreadable', async () => {
-    const { start, told, open, journal } = await started();
-    const before = await start();
-    await before.add({ id: 'one', spec, fd: open() });
+    const { start, told, open, journal } = await createTestProgram();
+    const predecessor = await start();
+    await predecessor.add({ id: 'one', spec, fd: open() });
     const requests = createRequests(openJournal(journal));
-    requests.unfinished();
+    requests.restoreUnfinished();
     const slot = requests.arm(0) ?? expect.fail();
     slot.buffer.fill(0, 0, inHeaderSize + 40);
     slot.view.setUint32(0, inHeaderSize + 40, true);
@@ -166,18 +166,18 @@ describe.skipIf(needs('linux'))("the data path's program", () => {
     // Its header claims more data than it has.
     slot.view.setUint32(inHeaderSize + 16, 100, true);
     const { place } = requests.take(0, slot, inHeaderSize + 40) ?? expect.fail();
-    requests.behind(place);
+    requests.markBehind(place);
     const fd = open();
     const program = await start([{ id: 'one', spec, fd }]);
     expect(told.unserved).toEqual(['one']);
     expect(isOpen(fd)).toBe(false);
     program.remove('one');
-    const again = open();
-    await program.add({ id: 'one', spec, fd: again });
+    const secondFd = open();
+    await program.add({ id: 'one', spec, fd: secondFd });
     await nextTurn();
-    expect([isOpen(again), told]).toEqual([true, { unserved: ['one'], ended: [] }]);
+    expect([isOpen(secondFd), told]).toEqual([true, { unserved: ['one'], ended: [] }]);
     program.remove('one');
     await nextTurn();
-    expect([isOpen(again), told.ended]).toEqual([false, []]);
+    expect([isOpen(secondFd), told.ended]).toEqual([false, []]);
   });
 });

@@ -2,7 +2,7 @@ import { unlessAborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { header } from '#wire/fuse/message.ts';
-import { createBudget, maxUnwritten } from './budget.ts';
+import { createBudget, maxUnwrittenBytes } from './budget.ts';
 import { createConnections, type ServerLease, type SocketHolder } from './connections.ts';
 import { formatJournal, openJournal } from './journal/memory.ts';
 import { createMountRows } from './journal/mounts.ts';
@@ -20,9 +20,9 @@ export interface ProgramParts {
   /** A message for users, shown by the agent. */
   readonly report: (text: string) => void;
   /** The kernel has ended the mount. */
-  readonly ended: (mount: string) => void;
+  readonly reportEnded: (mount: string) => void;
   /** The mount cannot be served. Its journal entries stay until it is removed: another program may handle it. */
-  readonly unserved: (mount: string) => void;
+  readonly reportUnserved: (mount: string) => void;
   readonly signal: AbortSignal;
 }
 
@@ -53,23 +53,23 @@ export interface Program {
   stop(): Promise<void>;
 }
 
-const stopMs = 1_000;
+const maxStopMs = 1_000;
 
-export async function startProgram(given: ProgramInput, parts: ProgramParts): Promise<Program> {
+export async function startProgram(input: ProgramInput, parts: ProgramParts): Promise<Program> {
   const { clock, log, holder, signal } = parts;
-  formatJournal(given.journal);
-  const memory = openJournal(given.journal);
+  formatJournal(input.journal);
+  const memory = openJournal(input.journal);
   const [rows, requests, nodes] = [createMountRows(memory), createRequests(memory, clock), createNodeTable(memory)];
   const connections = createConnections(clock, holder);
-  const paused = new Set<() => void>();
+  const pausedMounts = new Set<() => void>();
   const running = new Map<string, RunningMount>();
-  const unfinished = Map.groupBy(requests.unfinished().toSorted(byUnique), ({ mount }) => mount);
+  const unfinished = Map.groupBy(requests.restoreUnfinished().toSorted(byUnique), ({ mount }) => mount);
   const leases = new Set<ServerLease>();
-  const predecessorConnections = createPredecessorConnections(given.sockets, {
+  const predecessorConnections = createPredecessorConnections(input.sockets, {
     clock,
     log,
-    letGo: (id) => holder.letGo(id),
-    clientsOf: (about) => [...leases].filter((server) => server.about === about).map(({ nfs }) => nfs),
+    release: (id) => holder.release(id),
+    clientsOf: (about) => [...leases].filter((server) => server.serverAddress === about).map(({ nfs }) => nfs),
   });
   const resources: ProcessResources = {
     journal: { rows, requests, nodes },
@@ -77,21 +77,21 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
     predecessorConnections,
     leases,
     caches: createSharedCaches(),
-    budget: createBudget(maxUnwritten),
-    paused,
-    poisonRequests: createPoisonRequests(clock, requests.suspect),
+    budget: createBudget(maxUnwrittenBytes),
+    pausedMounts,
+    poisonRequests: createPoisonRequests(clock, requests.setSuspect),
     unfinished,
     running,
   };
 
-  function forget(index: number): void {
+  function freeMount(index: number): void {
     requests.freeAll(index);
     nodes.drop(index);
     rows.remove(index);
-    for (const wake of Array.from(paused)) wake();
+    for (const wake of Array.from(pausedMounts)) wake();
   }
 
-  /** By id. One after the other: they share the mount's row in the journal. */
+  /** By id. Adds of one id run one after the other, since they share a row of the journal. */
   const pendingAdds = new Map<string, Promise<void>>();
 
   async function add(mount: ReceivedMount): Promise<void> {
@@ -107,72 +107,73 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
       await serving;
     } catch (cause) {
       log.error('failed to serve a mount', { mount: id, cause: String(cause) });
-      parts.unserved(id);
+      parts.reportUnserved(id);
       throw cause;
     } finally {
       if (pendingAdds.get(id) === settled) pendingAdds.delete(id);
     }
   }
 
-  function drop(id: string): void {
+  function removeMount(id: string): void {
     const known = running.get(id);
     if (known === undefined) {
-      dropUnserved(id);
+      removeUnserved(id);
       return;
     }
     running.delete(id);
-    if (known.behind.files > 0) log.warn('unmounted with unwritten data', { mount: id, files: known.behind.files });
+    if (known.uncommitted.files > 0)
+      log.warn('unmounted with unwritten data', { mount: id, files: known.uncommitted.files });
     known[Symbol.dispose]();
-    forget(known.index);
+    freeMount(known.index);
   }
 
-  function dropUnserved(id: string): void {
+  function removeUnserved(id: string): void {
     const index = rows.all().find((row) => row.id === id)?.index;
     if (index === undefined) return;
-    const files = filesBehind(unfinished.get(index) ?? []);
+    const files = countUnwrittenFiles(unfinished.get(index) ?? []);
     if (files > 0) log.warn('unmounted with unwritten data', { mount: id, files });
     unfinished.delete(index);
-    forget(index);
+    freeMount(index);
   }
 
-  for (const { id, index } of rows.all()) if (!given.mounts.some((mount) => mount.id === id)) forget(index);
+  for (const { id, index } of rows.all()) if (!input.mounts.some((mount) => mount.id === id)) freeMount(index);
   // One bad mount must not stop the others.
-  const adding = given.mounts.map((mount) => add(mount).catch(() => undefined));
+  const adding = input.mounts.map((mount) => add(mount).catch(() => undefined));
   predecessorConnections.begin(signal);
   await Promise.all(adding);
   return {
     add,
     remove: (id) => {
       const pendingAdd = pendingAdds.get(id);
-      if (pendingAdd === undefined) drop(id);
-      else void pendingAdd.then(() => drop(id));
+      if (pendingAdd === undefined) removeMount(id);
+      else void pendingAdd.then(() => removeMount(id));
     },
     flush: async (id, ms) => {
       const known = running.get(id);
       if (known === undefined)
-        return filesBehind(unfinished.get(rows.all().find((row) => row.id === id)?.index ?? -1) ?? []);
+        return countUnwrittenFiles(unfinished.get(rows.all().find((row) => row.id === id)?.index ?? -1) ?? []);
       using limit = clock.deadline(ms, signal);
-      await unlessAborted(known.behind.flush(), limit.signal).catch(() => undefined);
-      return known.behind.files;
+      await unlessAborted(known.uncommitted.flush(), limit.signal).catch(() => undefined);
+      return known.uncommitted.files;
     },
     stop: async () => {
-      requests.stopping();
+      requests.markStopping();
       await stopMounts([...running.values()], clock, signal);
     },
   };
 }
 
 async function stopMounts(mounts: readonly RunningMount[], clock: Clock, signal: AbortSignal): Promise<void> {
-  const stopped = async (): Promise<void> => {
+  const stopAll = async (): Promise<void> => {
     await Promise.all(mounts.map(({ served }) => served.stop()));
-    await Promise.all(mounts.map(({ behind }) => behind.stop()));
+    await Promise.all(mounts.map(({ uncommitted: behind }) => behind.stop()));
   };
-  using limit = clock.deadline(stopMs, signal);
-  await unlessAborted(stopped(), limit.signal).catch(() => undefined);
+  using limit = clock.deadline(maxStopMs, signal);
+  await unlessAborted(stopAll(), limit.signal).catch(() => undefined);
 }
 
 /** For a mount that could not be served. */
-const filesBehind = (unfinished: readonly UnfinishedRequest[]): number =>
+const countUnwrittenFiles = (unfinished: readonly UnfinishedRequest[]): number =>
   new Set(unfinished.filter(({ phase }) => phase === 'behind').map(({ message }) => header.node(message))).size;
 
 /** The kernel numbers requests in order: the oldest comes first. */

@@ -6,54 +6,54 @@ export interface ReadBuffers {
    * Returns the buffer. Its answer must be written in the microtasks of this turn; in the next tick the buffer is
    * reused.
    */
-  answered(buffer: Buffer): void;
+  release(buffer: Buffer): void;
 }
 
-/** Room for the answer's header beside the kernel's sizes (powers of two). */
-const headRoom = 4096;
-const smallest = 16 * 1024;
+/** Room for the reply's header: the kernel's read sizes are powers of two. */
+const headerBytes = 4096;
+const minBufferBytes = 16 * 1024;
 /** Limit of unused memory; more is freed. */
-const maxKept = 8 * 1024 * 1024;
+const maxUnusedBytes = 8 * 1024 * 1024;
 
 export function createReadBuffers(): ReadBuffers {
-  const free = new Map<number, Buffer[]>();
-  let kept = 0;
-  let answered: Buffer[] = [];
+  const unusedBySize = new Map<number, Buffer[]>();
+  let unusedBytes = 0;
+  let answeredBuffers: Buffer[] = [];
 
   const listOf = (size: number): Buffer[] => {
-    const known = free.get(size);
+    const known = unusedBySize.get(size);
     if (known !== undefined) return known;
     const made: Buffer[] = [];
-    free.set(size, made);
+    unusedBySize.set(size, made);
     return made;
   };
 
-  function takeBack(): void {
-    for (const buffer of answered) {
-      if (kept + buffer.length > maxKept) continue;
-      kept += buffer.length;
+  function recycleAnswered(): void {
+    for (const buffer of answeredBuffers) {
+      if (unusedBytes + buffer.length > maxUnusedBytes) continue;
+      unusedBytes += buffer.length;
       listOf(buffer.length).push(buffer);
     }
-    answered = [];
+    answeredBuffers = [];
   }
 
   return {
     take: (size) => {
-      const length = roomFor(size);
+      const length = bufferSize(size);
       const buffer = listOf(length).pop();
       if (buffer === undefined) return Buffer.allocUnsafeSlow(length);
-      kept -= length;
+      unusedBytes -= length;
       return buffer;
     },
-    answered: (buffer) => {
-      if (answered.length === 0) process.nextTick(takeBack);
-      answered.push(buffer);
+    release: (buffer) => {
+      if (answeredBuffers.length === 0) process.nextTick(recycleAnswered);
+      answeredBuffers.push(buffer);
     },
   };
 }
 
-function roomFor(size: number): number {
-  let room = smallest;
-  while (room + headRoom < size) room *= 2;
-  return room + headRoom;
+function bufferSize(size: number): number {
+  let room = minBufferBytes;
+  while (room + headerBytes < size) room *= 2;
+  return room + headerBytes;
 }

@@ -2,7 +2,7 @@ import { constants } from 'node:fs';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Operations } from '#wire/fuse/operations.ts';
 
-const writing = constants.O_WRONLY | constants.O_RDWR | constants.O_TRUNC;
+const writeFlags = constants.O_WRONLY | constants.O_RDWR | constants.O_TRUNC;
 
 const changingOperations = [
   'mkdir',
@@ -26,6 +26,6 @@ export function readOnlyOperations(operations: Partial<Operations>): Partial<Ope
   return {
     ...operations,
     ...Object.fromEntries(changingOperations.map((name) => [name, refuse])),
-    open: (id, flags, request) => ((flags & writing) === 0 ? open?.(id, flags, request) : undefined) ?? refuse(),
+    open: (id, flags, request) => ((flags & writeFlags) === 0 ? open?.(id, flags, request) : undefined) ?? refuse(),
   };
 }

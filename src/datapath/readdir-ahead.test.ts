@@ -13,64 +13,64 @@ import { NfsError, nfsStatus } from '#wire/nfs3/status.ts';
 import type { Attributes, FileHandle } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
 import { encodeCredential } from '#wire/rpc/message.ts';
-import type { Context } from './context.ts';
 import { createFileSystem } from './file-system.ts';
+import type { MountContext } from './mount-context.ts';
 import { createReaddirAhead } from './readdir-ahead.ts';
 
 describe.skipIf(needs('fuse', 'ganesha'))('names looked up one after the other', { timeout: 60_000 }, () => {
-  const it = exportedByGanesha();
+  const exported = exportedByGanesha();
   const nameOf = (i: number): string => `file ${i}`;
 
   /** A mount of a directory with `count` files, each as long as its number, and the calls that the server gets. */
-  async function mounted(
+  async function mountWithFiles(
     folder: string,
     files: number,
     options: Parameters<typeof mountNfs>[2] = {},
     onListed: () => Promise<void> = async () => undefined,
   ) {
     const name = `names-${files}-${Math.random()}`;
-    const made = await it.nfs.mkdir(it.directory, name, { mode: 0o711 });
+    const made = await exported.nfs.mkdir(exported.directory, name, { mode: 0o711 });
     await Promise.all(
       Array.from({ length: files }, async (_, i) => {
-        const { handle } = await it.nfs.create(made.handle, nameOf(i), { mode: 'guarded', set: { mode: 0o644 } });
-        await it.nfs.write(handle, 0, Buffer.alloc(i % 1000), 2);
+        const { handle } = await exported.nfs.create(made.handle, nameOf(i), { mode: 'guarded', set: { mode: 0o644 } });
+        await exported.nfs.write(handle, 0, Buffer.alloc(i % 1000), 2);
       }),
     );
-    const asked = { lookups: 0, listed: 0 };
+    const calls = { lookups: 0, listed: 0 };
     const nfs: NfsClient = {
-      ...it.nfs,
+      ...exported.nfs,
       lookup: (...args) => {
-        asked.lookups++;
-        return it.nfs.lookup(...args);
+        calls.lookups++;
+        return exported.nfs.lookup(...args);
       },
       readdirplus: async (...args) => {
-        const page = await it.nfs.readdirplus(...args);
-        asked.listed += page.entries.length;
+        const page = await exported.nfs.readdirplus(...args);
+        calls.listed += page.entries.length;
         await onListed();
         return page;
       },
     };
     const mount = await mountNfs(folder, { nfs, root: made.handle }, options);
     return Object.assign(mount, {
-      asked,
+      asked: calls,
       root: made.handle,
       sizeOf: async (i: number) => (await fs.stat(join(mount.at, nameOf(i)))).size,
     });
   }
 
   test('are listed ahead: few are requested from the server, and each is correct', async () => {
-    using ground = createScratchFolder();
-    // However slow this machine is.
-    await using mount = await mounted(ground.folder, 1500, { cacheMs: 60_000 });
+    using scratch = createScratchFolder();
+    // A long cache time, in case this machine is slow.
+    await using mount = await mountWithFiles(scratch.folder, 1500, { cacheMs: 60_000 });
     for (let i = 0; i < 1500; i++) expect(await mount.sizeOf(i)).toBe(i % 1000);
     expect(mount.asked.lookups).toBeLessThan(500);
     await expect(fs.stat(join(mount.at, 'not there'))).rejects.toThrow('ENOENT');
     expect(mount.faults).toEqual([]);
   });
 
-  test('are not listed for a few lookups, and not completely for some', async () => {
-    using ground = createScratchFolder();
-    await using mount = await mounted(ground.folder, 6000);
+  test('are not listed after 10 lookups, and only in part after 40', async () => {
+    using scratch = createScratchFolder();
+    await using mount = await mountWithFiles(scratch.folder, 6000);
     for (let i = 0; i < 10; i++) expect(await mount.sizeOf(i * 100)).toBe((i * 100) % 1000);
     expect(mount.asked.listed).toBe(0);
     for (let i = 10; i < 40; i++) expect(await mount.sizeOf(i * 100)).toBe((i * 100) % 1000);
@@ -79,25 +79,25 @@ describe.skipIf(needs('fuse', 'ganesha'))('names looked up one after the other',
   });
 
   test('are not listed with caching off', async () => {
-    using ground = createScratchFolder();
-    await using mount = await mounted(ground.folder, 100, { cacheMs: 0 });
+    using scratch = createScratchFolder();
+    await using mount = await mountWithFiles(scratch.folder, 100, { cacheMs: 0 });
     for (let i = 0; i < 100; i++) await mount.sizeOf(i);
     expect(mount.asked.listed).toBe(0);
     expect(mount.asked.lookups).toBeGreaterThanOrEqual(100);
   });
 
   test('are correct where lookup is permitted and listing is not', async () => {
-    using ground = createScratchFolder();
-    await using mount = await mounted(ground.folder, 100, { identity: { ...asCaller, squash: 'all' } });
+    using scratch = createScratchFolder();
+    await using mount = await mountWithFiles(scratch.folder, 100, { identity: { ...asCaller, squash: 'all' } });
     for (let i = 0; i < 100; i++) expect(await mount.sizeOf(i)).toBe(i);
     expect(mount.asked.listed).toBe(0);
     expect(mount.asked.lookups).toBeGreaterThanOrEqual(100);
     expect(mount.faults).toEqual([]);
   });
 
-  test('show own creations and removals at once', async () => {
-    using ground = createScratchFolder();
-    await using mount = await mounted(ground.folder, 600);
+  test('show creations and removals by this client at once', async () => {
+    using scratch = createScratchFolder();
+    await using mount = await mountWithFiles(scratch.folder, 600);
     for (let i = 0; i < 600; i++) {
       if (i % 3 === 0) await fs.rm(join(mount.at, nameOf(i)));
       if (i % 3 === 1) await fs.writeFile(join(mount.at, nameOf(i)), 'ten bytes.');
@@ -109,57 +109,58 @@ describe.skipIf(needs('fuse', 'ganesha'))('names looked up one after the other',
   });
 
   /** The same directory on another node, with an empty cache. */
-  const elsewhere = (folder: string, root: FileHandle) => mountNfs(join(folder, 'other'), { nfs: it.nfs, root });
+  const mountOnOtherNode = (folder: string, root: FileHandle) =>
+    mountNfs(join(folder, 'other'), { nfs: exported.nfs, root });
 
   /** A listing of a recently changed directory is cached for a second; wait a little longer. */
-  const soon = { timeout: 4_000, interval: 50 };
+  const pollOptions = { timeout: 4_000, interval: 50 };
 
   test('show changes by another node as soon as without listing ahead', async () => {
-    using ground = createScratchFolder();
-    await using mount = await mounted(ground.folder, 600);
-    await using other = await elsewhere(ground.folder, mount.root);
-    const there = (i: number): string => join(other.at, nameOf(i));
+    using scratch = createScratchFolder();
+    await using mount = await mountWithFiles(scratch.folder, 600);
+    await using other = await mountOnOtherNode(scratch.folder, mount.root);
+    const otherPath = (i: number): string => join(other.at, nameOf(i));
     for (let i = 0; i < 40; i++) await mount.sizeOf(i);
     await expect.poll(() => mount.asked.listed).toBeGreaterThan(500);
     // None of these was looked up.
-    await fs.writeFile(there(501), 'in its place');
-    await fs.rm(there(502));
+    await fs.writeFile(otherPath(501), 'in its place');
+    await fs.rm(otherPath(502));
     await fs.writeFile(join(other.at, 'new'), 'another one');
-    await fs.rename(join(other.at, 'new'), there(503));
+    await fs.rename(join(other.at, 'new'), otherPath(503));
     await fs.writeFile(join(other.at, 'more'), 'more');
     // An open shows what was written before the close at once.
     expect(await fs.readFile(join(mount.at, nameOf(501)), 'utf8')).toBe('in its place');
     const sizeOf = (i: number): Promise<number> => mount.sizeOf(i).catch(() => -1);
-    await expect.poll(() => sizeOf(501), soon).toBe('in its place'.length);
-    await expect.poll(() => sizeOf(502), soon).toBe(-1);
-    await expect.poll(() => sizeOf(503), soon).toBe('another one'.length);
-    await expect.poll(() => fs.readFile(join(mount.at, 'more'), 'utf8').catch(() => ''), soon).toBe('more');
+    await expect.poll(() => sizeOf(501), pollOptions).toBe('in its place'.length);
+    await expect.poll(() => sizeOf(502), pollOptions).toBe(-1);
+    await expect.poll(() => sizeOf(503), pollOptions).toBe('another one'.length);
+    await expect.poll(() => fs.readFile(join(mount.at, 'more'), 'utf8').catch(() => ''), pollOptions).toBe('more');
     expect([...mount.faults, ...other.faults]).toEqual([]);
   });
 
   test('show changes by another node between two parts of a listing soon', async () => {
-    using ground = createScratchFolder();
-    let between: (() => Promise<void>) | undefined;
-    await using mount = await mounted(ground.folder, 1500, {}, async () => await between?.());
-    await using other = await elsewhere(ground.folder, mount.root);
-    const isThere = (name: string): Promise<boolean> =>
+    using scratch = createScratchFolder();
+    let changeBetweenPages: (() => Promise<void>) | undefined;
+    await using mount = await mountWithFiles(scratch.folder, 1500, {}, async () => await changeBetweenPages?.());
+    await using other = await mountOnOtherNode(scratch.folder, mount.root);
+    const exists = (name: string): Promise<boolean> =>
       fs.stat(join(mount.at, name)).then(
         () => true,
         () => false,
       );
     // Each part is in flight when some of its entries are removed and new ones are created.
     let parts = 0;
-    between = async () => {
+    changeBetweenPages = async () => {
       const part = parts++;
       await fs.rm(join(other.at, nameOf(1400 + part)));
       await fs.writeFile(join(other.at, `new ${part}`), '');
     };
     for (let i = 0; i < 1000; i++) await mount.sizeOf(i);
-    between = undefined;
+    changeBetweenPages = undefined;
     expect(parts).toBeGreaterThan(1);
     for (let part = 0; part < parts; part++) {
-      await expect.poll(() => isThere(nameOf(1400 + part)), soon).toBe(false);
-      await expect.poll(() => isThere(`new ${part}`), soon).toBe(true);
+      await expect.poll(() => exists(nameOf(1400 + part)), pollOptions).toBe(false);
+      await expect.poll(() => exists(`new ${part}`), pollOptions).toBe(true);
     }
     expect([...mount.faults, ...other.faults]).toEqual([]);
   });
@@ -192,21 +193,21 @@ describe('the credential of a listing ahead', () => {
     { mode: 0o750, text: 'rwxr-x---', groups: [2000] },
     { mode: 0o755, text: 'rwxr-xr-x', groups: [] },
   ])("has the directory's group only if others may not look names up there: $text", async ({ mode, groups }) => {
-    const asked: unknown[] = [];
-    const now = { ...directory, mode };
+    const credentials: unknown[] = [];
+    const directoryAttributes = { ...directory, mode };
     const nfs = {
-      getattr: async () => now,
+      getattr: async () => directoryAttributes,
       lookup: async (_directory: FileHandle, name: Buffer) => ({
         handle: Buffer.from(name),
-        attributes: { ...now, type: 1 },
-        directory: now,
+        attributes: { ...directoryAttributes, type: 1 },
+        directory: directoryAttributes,
       }),
       readdirplus: (_args: unknown, options: CallOptions) => {
-        asked.push(options.credential);
+        credentials.push(options.credential);
         return Promise.reject(new NfsError('READDIRPLUS', nfsStatus.ACCES, false));
       },
     } as unknown as NfsClient;
-    const on = createFileSystem({
+    const operations = createFileSystem({
       nfs,
       nodes: createMemoryNodes(Buffer.from('root')),
       proofs: createMemoryProofs(),
@@ -216,9 +217,9 @@ describe('the credential of a listing ahead', () => {
     }) as Operations;
     const { signal } = new AbortController();
     const request: Request = { uid: 1000, gid: 1000, pid: 1, slot: 1, resent: false, signal };
-    await on.getattr(1, undefined, request);
-    for (let i = 0; i < 20; i++) await on.lookup(1, Buffer.from(`${i}`), request);
-    expect(asked).toEqual([encodeCredential({ uid: 1000, gid: 1000, groups, machine: asCaller.machine })]);
+    await operations.getattr(1, undefined, request);
+    for (let i = 0; i < 20; i++) await operations.lookup(1, Buffer.from(`${i}`), request);
+    expect(credentials).toEqual([encodeCredential({ uid: 1000, gid: 1000, groups, machine: asCaller.machine })]);
   });
 });
 
@@ -227,32 +228,32 @@ describe('the limits of listing ahead', () => {
   const request = {} as Request;
 
   /** Endless directories. */
-  function listing() {
+  function createEndlessListing() {
     const clock = createFakeClock();
     let listed = 0;
     const readdirplus = async () => {
       const entries = Array.from({ length: pageLength }, () => ({ name: `${++listed}`, cookie: BigInt(listed) }));
       return { entries, verifier: 1n, isEnd: false };
     };
-    const ahead = createReaddirAhead({
+    const readdirAhead = createReaddirAhead({
       clock,
       ttlMs: 1_000,
       nfs: { readdirplus },
       server: { callOn: async (_: unknown, id: number, call: (id: number) => unknown) => await call(id) },
-      attributes: { last: () => undefined, now: () => 0 },
-      names: { get: () => undefined, put: () => undefined, changes: () => 0, complete: () => undefined },
-    } as unknown as Context);
+      attributes: { lastSeen: () => undefined, eventNumber: () => 0 },
+      names: { get: () => undefined, put: () => undefined, changeCount: () => 0, markComplete: () => undefined },
+    } as unknown as MountContext);
     const miss = async (directory: number, times = 1): Promise<void> => {
       for (let i = 0; i < times; i++) {
-        ahead.recordMiss(directory, request);
+        readdirAhead.recordMiss(directory, request);
         await new Promise(setImmediate);
       }
     };
-    return { ahead, clock, miss, listed: () => listed };
+    return { ahead: readdirAhead, clock, miss, listed: () => listed };
   }
 
   test('stop a listing whose names are not used, and continue one whose names are', async () => {
-    const { ahead, miss, listed } = listing();
+    const { ahead, miss, listed } = createEndlessListing();
     await miss(1, 1_000);
     expect(listed()).toBeGreaterThan(2_048);
     expect(listed()).toBeLessThanOrEqual(2_048 + pageLength);
@@ -268,7 +269,7 @@ describe('the limits of listing ahead', () => {
       [63, true],
       [64, false],
     ] as const) {
-      const { miss, listed } = listing();
+      const { miss, listed } = createEndlessListing();
       await miss(1, 15);
       for (let other = 0; other < others; other++) await miss(100 + other);
       await miss(1);
@@ -277,7 +278,7 @@ describe('the limits of listing ahead', () => {
   });
 
   test('ignore old lookups', async () => {
-    const { clock, miss, listed } = listing();
+    const { clock, miss, listed } = createEndlessListing();
     await miss(1, 15);
     clock.advance(1_001);
     await miss(1);

@@ -14,14 +14,14 @@ import type { MountSpec } from './mount-spec.ts';
 
 const run = promisify(execFile);
 const program = join(import.meta.dirname, 'main.ts');
-const never = new AbortController().signal;
+const neverAborts = new AbortController().signal;
 
 describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is killed', () => {
   const ganesha = ganeshaFolders('recovery');
 
   /** A directory of the server, mounted like the product does it. */
-  async function mounted(
-    ground: ScratchFolder,
+  async function mountExported(
+    scratch: ScratchFolder,
     keepers: KeeperFixture,
   ): Promise<{ readonly at: string; readonly client: KeeperClient }> {
     const { folder } = ganesha.fresh();
@@ -44,7 +44,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is kil
       cacheMs: 1000,
       locks: 'node',
     };
-    const at = join(ground.folder, 'mnt');
+    const at = join(scratch.folder, 'mnt');
     mkdirSync(at);
     const fd = openSync('/dev/fuse', constants.O_RDWR | constants.O_NONBLOCK);
     const options = 'fd=3,rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions';
@@ -54,37 +54,37 @@ describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is kil
     expect(await once(child, 'exit')).toEqual([0, null]);
     await keepers.startKeeper({ program, flags: ['--disable-warning=ExperimentalWarning'] });
     const client = keepers.client();
-    await client.adopt('sv1-test', spec, fd, never);
+    await client.adopt('sv1-test', spec, fd, neverAborts);
     closeSync(fd);
     return { at, client };
   }
 
   /**
-   * Repeats the work while the serving data path is killed, until that happened often enough; then runs it once to its
-   * end.
+   * Repeats the work while the serving data path is killed, until that happened `killCount` times; then runs it once to
+   * its end.
    */
-  async function killing(
+  async function runWithKills(
     client: KeeperClient,
-    often: number,
+    killCount: number,
     work: (round: number) => Promise<unknown>,
   ): Promise<void> {
     let kills = 0;
     let isDone = false;
     const working = (async () => {
-      for (let round = 0; round === 0 || kills < often; round++) await work(round);
+      for (let round = 0; round === 0 || kills < killCount; round++) await work(round);
     })().finally(() => {
       isDone = true;
     });
     working.catch(() => undefined);
-    while (!isDone && kills < often) {
+    while (!isDone && kills < killCount) {
       const { active, takeovers } = await eventually(
-        () => client.status(never),
+        () => client.status(neverAborts),
         ({ active: one, standby }) => one?.ready === true && standby !== null,
       );
       process.kill(active?.pid ?? -1, 'SIGKILL');
       kills++;
       await eventually(
-        () => client.status(never),
+        () => client.status(neverAborts),
         (state) => state.takeovers > takeovers,
       );
     }
@@ -92,9 +92,9 @@ describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is kil
   }
 
   test('loses no data and shows no error', { timeout: 120_000 }, async () => {
-    using ground = createScratchFolder();
+    using scratch = createScratchFolder();
     await using keepers = createKeeperFixture();
-    const { at, client } = await mounted(ground, keepers);
+    const { at, client } = await mountExported(scratch, keepers);
     // Through the kernel's cache and with direct I/O: the longest requests, several at once.
     const fio = [
       `--directory=${at}`,
@@ -119,27 +119,27 @@ describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is kil
       '--direct=1',
       '--loops=2',
     ];
-    await killing(client, 12, () => run('fio', fio, { cwd: ground.folder, timeout: 100_000 }));
+    await runWithKills(client, 12, () => run('fio', fio, { cwd: scratch.folder, timeout: 100_000 }));
     await run('umount', [at]);
   });
 
-  test('is served again beside one that cannot be served', async () => {
-    using ground = createScratchFolder();
+  test('is served again, even if another mount cannot be served', async () => {
+    using scratch = createScratchFolder();
     await using keepers = createKeeperFixture();
-    const { at, client } = await mounted(ground, keepers);
-    const nothing = openSync('/dev/null', 'r+');
-    await client.adopt('sv1-unknown', { version: 'of another program' }, nothing, never);
-    closeSync(nothing);
+    const { at, client } = await mountExported(scratch, keepers);
+    const notFuse = openSync('/dev/null', 'r+');
+    await client.adopt('sv1-unknown', { version: 'of another program' }, notFuse, neverAborts);
+    closeSync(notFuse);
     const write = () => run('sh', ['-c', 'echo data > "$1" && cat "$1"', 'sh', join(at, 'file')], { timeout: 20_000 });
-    await killing(client, 1, write);
+    await runWithKills(client, 1, write);
     expect((await write()).stdout).toBe('data\n');
     await run('umount', [at]);
   });
 
-  test('does every change of names exactly once', { timeout: 120_000 }, async () => {
-    using ground = createScratchFolder();
+  test('executes every change of names exactly once', { timeout: 120_000 }, async () => {
+    using scratch = createScratchFolder();
     await using keepers = createKeeperFixture();
-    const { at, client } = await mounted(ground, keepers);
+    const { at, client } = await mountExported(scratch, keepers);
     // A program that fails at the first error and has a known end state.
     const script = `
       import { mkdirSync, renameSync, rmdirSync, unlinkSync, linkSync, symlinkSync, writeFileSync, readFileSync, readdirSync } from 'node:fs';
@@ -162,7 +162,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is kil
         const left = readdirSync(at).length;
         if (left !== Math.ceil(i / 2) && left !== Math.floor((i + 1) / 2)) throw new Error(i + ': there are ' + left);
       }`;
-    await killing(client, 12, async (round) => {
+    await runWithKills(client, 12, async (round) => {
       const folder = join(at, String(round));
       await run(process.execPath, ['--input-type=module', '-e', script, folder], { timeout: 100_000 });
     });

@@ -15,14 +15,14 @@ const procedure = { create: 8, mkdir: 9, symlink: 10, remove: 12, rmdir: 13, ren
 interface Case {
   readonly procedure: number;
   /** The initial files. */
-  put(on: Folder): Promise<unknown> | undefined;
+  prepare(on: Folder): Promise<unknown> | undefined;
   readonly script: string;
   /** Another client's change after the server has executed the call. */
-  meanwhile(on: Folder): Promise<unknown> | undefined;
+  changeByOther(on: Folder): Promise<unknown> | undefined;
   /** The error that the application gets; '' for success. */
-  readonly told: string;
+  readonly expectedError: string;
   /** The final names and contents. */
-  readonly left: Readonly<Record<string, string>>;
+  readonly finalContent: Readonly<Record<string, string>>;
 }
 
 /** Through the server, because it has its own cache. */
@@ -35,7 +35,7 @@ interface Folder {
 }
 
 function folderOf(nfs: NfsClient, directory: FileHandle): Folder {
-  const make = async (name: string, text = theirs, within = directory): Promise<void> => {
+  const make = async (name: string, text = foreignContent, within = directory): Promise<void> => {
     const { handle } = await nfs.create(within, name, { mode: 'guarded', set: { mode: 0o644 } });
     await nfs.write(handle, 0, Buffer.from(text), stability.fileSync);
   };
@@ -43,7 +43,7 @@ function folderOf(nfs: NfsClient, directory: FileHandle): Folder {
     make: (name, text) => make(name, text),
     makeDirectory: async (name, inside) => {
       const { handle } = await nfs.mkdir(directory, name, { mode: 0o755 });
-      if (inside !== undefined) await make(inside, theirs, handle);
+      if (inside !== undefined) await make(inside, foreignContent, handle);
     },
     remove: (name) => nfs.remove(directory, name),
     rmdir: (name) => nfs.rmdir(directory, name),
@@ -51,96 +51,96 @@ function folderOf(nfs: NfsClient, directory: FileHandle): Folder {
   };
 }
 
-const theirs = 'of somebody else';
-const nothing = (): undefined => undefined;
+const foreignContent = 'of somebody else';
+const doNothing = (): undefined => undefined;
 
 const cases: Readonly<Record<string, Case>> = {
   unlink: {
     procedure: procedure.remove,
-    put: (on) => on.make('x', 'old'),
+    prepare: (on) => on.make('x', 'old'),
     script: 'unlink x',
-    meanwhile: (on) => on.make('x'),
-    told: '',
-    left: { x: theirs },
+    changeByOther: (on) => on.make('x'),
+    expectedError: '',
+    finalContent: { x: foreignContent },
   },
   rmdir: {
     procedure: procedure.rmdir,
-    put: (on) => on.makeDirectory('x'),
+    prepare: (on) => on.makeDirectory('x'),
     script: 'rmdir x',
-    meanwhile: (on) => on.makeDirectory('x'),
-    told: '',
-    left: { x: '' },
+    changeByOther: (on) => on.makeDirectory('x'),
+    expectedError: '',
+    finalContent: { x: '' },
   },
   'rename, the old name': {
     procedure: procedure.rename,
-    put: (on) => on.make('x', 'moved'),
+    prepare: (on) => on.make('x', 'moved'),
     script: 'mv x y',
-    meanwhile: (on) => on.make('x'),
-    told: '',
-    left: { x: theirs, y: 'moved' },
+    changeByOther: (on) => on.make('x'),
+    expectedError: '',
+    finalContent: { x: foreignContent, y: 'moved' },
   },
   'rename, both names': {
     procedure: procedure.rename,
-    put: (on) => on.make('x', 'moved'),
+    prepare: (on) => on.make('x', 'moved'),
     script: 'mv x y',
-    meanwhile: async (on) => {
+    changeByOther: async (on) => {
       await on.rename('y', 'z');
       for (const name of ['x', 'y']) await on.make(name);
     },
-    told: '',
-    left: { x: theirs, y: theirs, z: 'moved' },
+    expectedError: '',
+    finalContent: { x: foreignContent, y: foreignContent, z: 'moved' },
   },
   'create, and no other client did anything': {
     procedure: procedure.create,
-    put: nothing,
+    prepare: doNothing,
     script: 'set -C; echo mine > x',
-    meanwhile: nothing,
-    told: '',
-    left: { x: 'mine\n' },
+    changeByOther: doNothing,
+    expectedError: '',
+    finalContent: { x: 'mine\n' },
   },
   'create with O_EXCL': {
     procedure: procedure.create,
-    put: nothing,
+    prepare: doNothing,
     script: 'set -C; echo mine > x',
-    meanwhile: async (on) => {
+    changeByOther: async (on) => {
       await on.remove('x');
       await on.make('x');
     },
-    told: 'exist',
-    left: { x: theirs },
+    expectedError: 'exist',
+    finalContent: { x: foreignContent },
   },
   mkdir: {
     procedure: procedure.mkdir,
-    put: nothing,
+    prepare: doNothing,
     script: 'mkdir x',
-    meanwhile: async (on) => {
+    changeByOther: async (on) => {
       await on.rmdir('x');
       await on.makeDirectory('x', 'inside');
     },
-    told: 'exist',
-    left: { x: 'inside' },
+    expectedError: 'exist',
+    finalContent: { x: 'inside' },
   },
   symlink: {
     procedure: procedure.symlink,
-    put: nothing,
+    prepare: doNothing,
     script: 'ln -s target x',
-    meanwhile: async (on) => {
+    changeByOther: async (on) => {
       await on.remove('x');
       await on.make('x');
     },
-    told: 'exist',
-    left: { x: theirs },
+    expectedError: 'exist',
+    finalContent: { x: foreignContent },
   },
   link: {
     procedure: procedure.link,
-    put: (on) => on.make('x', 'linked'),
+    prepare: (on) => on.make('x', 'linked'),
     script: 'ln x y',
-    meanwhile: async (on) => {
+    changeByOther: async (on) => {
       await on.remove('y');
       await on.make('y');
     },
-    told: 'exist',
-    left: { x: 'linked', y: theirs },
+    expectedError: 'exist',
+    finalContent: { x: 'linked', y: foreignContent },
   },
 };
 
@@ -148,7 +148,7 @@ const contentOf = (path: string): string =>
   statSync(path).isDirectory() ? readdirSync(path).join() : readFileSync(path, 'utf8');
 
 describe.skipIf(needs('root', 'fuse', 'ganesha'))('a name recreated before an old change is resent', () => {
-  const it = exportedByGanesha();
+  const exported = exportedByGanesha();
 
   /**
    * The server executed each call, the replies were lost, and the data path is killed. Before the successor resends,
@@ -156,35 +156,38 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('a name recreated before an ol
    */
   test('is left unchanged', { timeout: 60_000 }, async () => {
     await using mounts = await startKeeperMounts();
-    const begin = async ([name, one]: [string, Case], i: number) => {
+    const startCase = async ([name, one]: [string, Case], i: number) => {
       const folder = `case-${i}`;
-      const { handle } = await it.nfs.mkdir(it.directory, folder, { mode: 0o755 });
-      const on = folderOf(it.nfs, handle);
-      await one.put(on);
-      const proxy = await startProxy({ host: it.server.host, port: it.server.nfsPort });
+      const { handle } = await exported.nfs.mkdir(exported.directory, folder, { mode: 0o755 });
+      const folderOnServer = folderOf(exported.nfs, handle);
+      await one.prepare(folderOnServer);
+      const proxy = await startProxy({ host: exported.server.host, port: exported.server.nfsPort });
       const root = Buffer.from(handle).toString('base64');
       const { at } = await mounts.mount({ host: proxy.host, port: proxy.port, root });
-      const held = proxy.holdReplyTo(one.procedure);
-      const doing = run('sh', ['-ec', `cd "$1"; ${one.script}`, 'sh', at]).then(
+      const heldReply = proxy.holdReplyTo(one.procedure);
+      const commandResult = run('sh', ['-ec', `cd "$1"; ${one.script}`, 'sh', at]).then(
         () => '',
         ({ stderr }: { stderr: string }) => (stderr.includes('exist') ? 'exist' : stderr),
       );
-      await Promise.race([held, doing]);
+      await Promise.race([heldReply, commandResult]);
       expect({ [name]: proxy.statuses }).toEqual({ [name]: [0] });
-      await one.meanwhile(on);
+      await one.changeByOther(folderOnServer);
       return async () => {
-        const told = await doing;
+        const told = await commandResult;
         await run('umount', [at]);
-        const names = readdirSync(it.on(folder)).toSorted();
-        const left = Object.fromEntries(names.map((file) => [file, contentOf(join(it.on(folder), file))]));
+        const names = readdirSync(exported.on(folder)).toSorted();
+        const left = Object.fromEntries(names.map((file) => [file, contentOf(join(exported.on(folder), file))]));
         return [name, { told, left }] as const;
       };
     };
-    const begun: Awaited<ReturnType<typeof begin>>[] = [];
-    for (const [i, one] of Object.entries(cases).entries()) begun.push(await begin(one, i));
+    const startedCases: Awaited<ReturnType<typeof startCase>>[] = [];
+    for (const [i, one] of Object.entries(cases).entries()) startedCases.push(await startCase(one, i));
     await mounts.killDataPath();
-    const found = await Promise.all(begun.map((end) => end()));
-    const expected = Object.entries(cases).map(([name, { told, left }]) => [name, { told, left }]);
+    const found = await Promise.all(startedCases.map((end) => end()));
+    const expected = Object.entries(cases).map(([name, { expectedError: told, finalContent: left }]) => [
+      name,
+      { told, left },
+    ]);
     expect(Object.fromEntries(found)).toEqual(Object.fromEntries(expected));
   });
 });

@@ -2,7 +2,7 @@ import { expect, test } from 'vitest';
 import type { Request } from '#wire/fuse/operations.ts';
 import { createRequestSequence } from './request-sequence.ts';
 
-const by = (pid: number): Request => ({
+const requestOf = (pid: number): Request => ({
   uid: 0,
   gid: 0,
   pid,
@@ -11,30 +11,30 @@ const by = (pid: number): Request => ({
   signal: new AbortController().signal,
 });
 
-function sequence() {
+function createSequenceAfterLookup() {
   const age = { ms: 0 };
-  const made = createRequestSequence({ ageMs: () => age.ms });
-  made.begin();
-  made.lookedUp(7, by(1));
-  made.begin();
-  return { ...made, age };
+  const newSequence = createRequestSequence({ ageMs: () => age.ms });
+  newSequence.startRequest();
+  newSequence.recordLookup(7, requestOf(1));
+  newSequence.startRequest();
+  return { ...newSequence, age };
 }
 
 test('a lookup by the request just before is known to the same thread', () => {
-  const { wasJustLookedUp } = sequence();
-  expect(wasJustLookedUp(7, by(1))).toBe(true);
-  expect(wasJustLookedUp(8, by(1))).toBe(false);
-  expect(wasJustLookedUp(7, by(2))).toBe(false);
+  const { wasJustLookedUp } = createSequenceAfterLookup();
+  expect(wasJustLookedUp(7, requestOf(1))).toBe(true);
+  expect(wasJustLookedUp(8, requestOf(1))).toBe(false);
+  expect(wasJustLookedUp(7, requestOf(2))).toBe(false);
 });
 
 test('a lookup is not reused after another request, after a long time, or during a change', () => {
-  const { wasJustLookedUp, begin, age } = sequence();
+  const { wasJustLookedUp, startRequest: begin, age } = createSequenceAfterLookup();
   age.ms = 2;
-  expect(wasJustLookedUp(7, by(1))).toBe(false);
+  expect(wasJustLookedUp(7, requestOf(1))).toBe(false);
   age.ms = Number.POSITIVE_INFINITY;
-  expect(wasJustLookedUp(7, by(1))).toBe(false);
+  expect(wasJustLookedUp(7, requestOf(1))).toBe(false);
   age.ms = 1;
-  expect(wasJustLookedUp(7, by(1))).toBe(true);
+  expect(wasJustLookedUp(7, requestOf(1))).toBe(true);
   begin();
-  expect(wasJustLookedUp(7, by(1))).toBe(false);
+  expect(wasJustLookedUp(7, requestOf(1))).toBe(false);
 });

@@ -7,26 +7,26 @@ import type { AttributeCache } from './attribute-cache.ts';
  */
 export interface RequestSequence {
   /** A new request starts. */
-  begin(): void;
+  startRequest(): void;
   /** A lookup on the server has just returned this node. */
-  lookedUp(id: number, request: Request): void;
-  /** Whether the request just before, by the same thread, looked this node up, and its attributes are from then. */
+  recordLookup(id: number, request: Request): void;
+  /** Whether the previous request, by the same thread, looked this node up, and its attributes are from that lookup. */
   wasJustLookedUp(id: number, request: Request): boolean;
 }
 
-const momentMs = 1;
+const maxLookupAgeMs = 1;
 
 export function createRequestSequence(attributes: Pick<AttributeCache, 'ageMs'>): RequestSequence {
-  let now = 0;
+  let requestCount = 0;
   let last = { id: 0, pid: 0, turn: -1 };
   return {
-    begin: () => {
-      now++;
+    startRequest: () => {
+      requestCount++;
     },
-    lookedUp: (id, { pid }) => {
-      last = { id, pid, turn: now };
+    recordLookup: (id, { pid }) => {
+      last = { id, pid, turn: requestCount };
     },
     wasJustLookedUp: (id, { pid }) =>
-      last.id === id && last.turn === now - 1 && last.pid === pid && attributes.ageMs(id) <= momentMs,
+      last.id === id && last.turn === requestCount - 1 && last.pid === pid && attributes.ageMs(id) <= maxLookupAgeMs,
   };
 }

@@ -17,7 +17,7 @@ export interface RequestWaitParts {
 }
 
 export function createRequestWait({ clock, calls, timeoutMs }: RequestWaitParts): RequestWait {
-  async function within<R>(signal: AbortSignal, work: (signal: AbortSignal) => Promise<R>): Promise<R> {
+  async function withTimeout<R>(signal: AbortSignal, work: (signal: AbortSignal) => Promise<R>): Promise<R> {
     if (timeoutMs === Number.POSITIVE_INFINITY) return await work(signal);
     using limit = clock.deadline(timeoutMs, signal);
     return await work(limit.signal);
@@ -25,7 +25,7 @@ export function createRequestWait({ clock, calls, timeoutMs }: RequestWaitParts)
 
   return async (request, work) => {
     try {
-      return await calls.wait(request, (signal) => within(signal, work));
+      return await calls.wait(request, (signal) => withTimeout(signal, work));
     } catch (cause) {
       throw cause instanceof Errno ? cause : new Errno('EIO', cause);
     }

@@ -11,36 +11,36 @@ import { mkdir, remove, rename, rmdir } from '#wire/nfs3/procedures.ts';
 interface Sequence {
   readonly name: string;
   readonly procedure: number;
-  readonly before: (on: (name: string) => string) => void;
+  readonly prepare: (on: (name: string) => string) => void;
   readonly command: (on: (name: string) => string) => readonly [string, ...string[]];
-  readonly meanwhile: (on: (name: string) => string) => void;
-  readonly after: (on: (name: string) => string) => void;
+  readonly changeByOther: (on: (name: string) => string) => void;
+  readonly verify: (on: (name: string) => string) => void;
 }
 
 const sequences: readonly Sequence[] = [
   {
     name: 'rm',
     procedure: remove.number,
-    before: (on) => writeFileSync(on('file'), 'old'),
+    prepare: (on) => writeFileSync(on('file'), 'old'),
     command: (on) => ['rm', on('file')],
-    meanwhile: (on) => writeFileSync(on('file'), 'of another node'),
-    after: (on) => expect(readFileSync(on('file'), 'utf8')).toBe('of another node'),
+    changeByOther: (on) => writeFileSync(on('file'), 'of another node'),
+    verify: (on) => expect(readFileSync(on('file'), 'utf8')).toBe('of another node'),
   },
   {
     name: 'rmdir',
     procedure: rmdir.number,
-    before: (on) => mkdirSync(on('sub')),
+    prepare: (on) => mkdirSync(on('sub')),
     command: (on) => ['rmdir', on('sub')],
-    meanwhile: (on) => mkdirSync(on('sub')),
-    after: (on) => expect(readdirSync(on('.'))).toEqual(['sub']),
+    changeByOther: (on) => mkdirSync(on('sub')),
+    verify: (on) => expect(readdirSync(on('.'))).toEqual(['sub']),
   },
   {
     name: 'mv',
     procedure: rename.number,
-    before: (on) => writeFileSync(on('from'), 'old'),
+    prepare: (on) => writeFileSync(on('from'), 'old'),
     command: (on) => ['mv', on('from'), on('to')],
-    meanwhile: (on) => writeFileSync(on('from'), 'of another node'),
-    after: (on) => {
+    changeByOther: (on) => writeFileSync(on('from'), 'of another node'),
+    verify: (on) => {
       expect(readFileSync(on('from'), 'utf8')).toBe('of another node');
       expect(readFileSync(on('to'), 'utf8')).toBe('old');
     },
@@ -48,32 +48,32 @@ const sequences: readonly Sequence[] = [
   {
     name: 'mkdir',
     procedure: mkdir.number,
-    before: () => undefined,
+    prepare: () => undefined,
     command: (on) => ['mkdir', on('sub')],
-    meanwhile: (on) => rmdirSync(on('sub')),
-    after: (on) => expect(readdirSync(on('.'))).toEqual([]),
+    changeByOther: (on) => rmdirSync(on('sub')),
+    verify: (on) => expect(readdirSync(on('.'))).toEqual([]),
   },
 ];
 
 describe.skipIf(needs('root', 'fuse', 'ganesha'))(
   'a mount whose connection is lost between a call and its reply',
   () => {
-    const it = exportedByGanesha();
+    const exported = exportedByGanesha();
 
     test.each(sequences)('does not do $name a second time', { timeout: 120_000 }, async (sequence) => {
-      const proxy = await startReplayingProxy({ host: it.server.host, port: it.server.nfsPort });
-      const source = await sourceOf(it.server, it.folder);
+      const proxy = await startReplayingProxy({ host: exported.server.host, port: exported.server.nfsPort });
+      const source = await sourceOf(exported.server, exported.folder);
       await using mounts = await startKeeperMounts();
-      sequence.before(it.on);
+      sequence.prepare(exported.on);
       const mounted = await mounts.mount({ ...source, host: proxy.host, port: proxy.port }, { connections: 1 });
-      const lost = proxy.loseReply(sequence.procedure);
-      const done = run(...split(sequence.command(mounted.on)));
-      await lost;
+      const lostReply = proxy.loseReply(sequence.procedure);
+      const commandResult = run(...split(sequence.command(mounted.on)));
+      await lostReply;
       await proxy.down();
-      sequence.meanwhile(it.on);
+      sequence.changeByOther(exported.on);
       await proxy.up();
-      await done;
-      sequence.after(it.on);
+      await commandResult;
+      sequence.verify(exported.on);
       // The keeper has closed its copy of the connection by then.
       expect(new Set(proxy.ports).size).toBe(1);
       await run('umount', [mounted.at]);

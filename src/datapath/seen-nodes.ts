@@ -1,24 +1,24 @@
-interface Place {
+interface EntryKey {
   readonly parent: number;
   /** One character per byte of the name. */
   readonly key: string;
 }
 
 /** A node and where it was last seen. */
-export interface SeenNode extends Place {
+export interface SeenNode extends EntryKey {
   readonly id: number;
   readonly isDirectory: boolean;
 }
 
 /** Where the kernel saw each node last. */
 export interface SeenNodes {
-  seen(id: number, parent: number, key: string): void;
-  isDirectory(id: number): void;
-  get(id: number): Place | undefined;
+  recordSeen(id: number, parent: number, key: string): void;
+  markDirectory(id: number): void;
+  get(id: number): EntryKey | undefined;
   /** At most `most` nodes, least recently seen first. */
-  oldest(most: number): readonly SeenNode[];
+  leastRecentlySeen(maxCount: number): readonly SeenNode[];
   /** The names on the node's path, the node's own first. */
-  path(id: number): Iterable<Place>;
+  path(id: number): Iterable<EntryKey>;
   forget(id: number): void;
 }
 
@@ -27,7 +27,7 @@ export const maxDepth = 2048;
 
 export function createSeenNodes(): SeenNodes {
   /** Least recently seen first. */
-  const places = new Map<number, Place>();
+  const places = new Map<number, EntryKey>();
   const directories = new Set<number>();
 
   return {
@@ -39,17 +39,17 @@ export function createSeenNodes(): SeenNodes {
         place = places.get(place.parent);
       }
     },
-    seen: (id, parent, key) => {
+    recordSeen: (id, parent, key) => {
       places.delete(id);
       places.set(id, { parent, key });
     },
-    isDirectory: (id) => {
+    markDirectory: (id) => {
       directories.add(id);
     },
-    oldest: (most) =>
+    leastRecentlySeen: (maxCount) =>
       places
         .entries()
-        .take(most)
+        .take(maxCount)
         .map(([id, place]) => ({ id, ...place, isDirectory: directories.has(id) }))
         .toArray(),
     forget: (id) => {

@@ -18,7 +18,7 @@ import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { inHeaderSize, opcode } from '#wire/fuse/abi.ts';
 import type { Slot } from '#wire/fuse/device.ts';
 import { Errno } from '#wire/fuse/errno.ts';
-import { lines, maxMounts } from './journal/layout.ts';
+import { lineCount, maxMounts } from './journal/layout.ts';
 import { createJournal, openJournal } from './journal/memory.ts';
 import { createRequests } from './journal/requests.ts';
 import { createPoisonRequests } from './poison-requests.ts';
@@ -26,26 +26,26 @@ import { serveMount } from './served-mount.ts';
 
 const run = promisify(execFile);
 
-const trying = (clock: Clock = createFakeClock()) => ({
+const clockAndQueue = (clock: Clock = createFakeClock()) => ({
   clock,
   poisonRequests: createPoisonRequests(clock, () => undefined),
 });
 const statfs = { opcode: 17, length: 40 } as const;
 const program = join(import.meta.dirname, '../testing/crashing-mount-child.ts');
 
-interface Started {
+interface StartedServer {
   readonly child: ChildProcess;
-  /** By the predecessor. */
-  readonly left: number;
-  /** It has read a request or has exited. */
+  /** Number of requests that the predecessor did not finish. */
+  readonly unfinishedCount: number;
+  /** Resolves when the process has read a request or has exited. */
   readonly busy: Promise<unknown>;
 }
 
-async function mountAt(at: string): Promise<number> {
-  mkdirSync(at);
+async function mountAt(mountPoint: string): Promise<number> {
+  mkdirSync(mountPoint);
   const fuse = openSync('/dev/fuse', constants.O_RDWR | constants.O_NONBLOCK);
   const options = 'fd=3,rootmode=40000,user_id=0,group_id=0,allow_other';
-  const mount = spawn('mount', ['-i', '-t', 'fuse', '-o', options, 'stowage-test', at], {
+  const mount = spawn('mount', ['-i', '-t', 'fuse', '-o', options, 'stowage-test', mountPoint], {
     stdio: ['ignore', 'inherit', 'inherit', fuse],
   });
   expect(await once(mount, 'exit')).toEqual([0, null]);
@@ -53,17 +53,19 @@ async function mountAt(at: string): Promise<number> {
 }
 
 /** A mount served by a process that can be killed and succeeded by another. */
-async function mounted(at: string) {
-  const fuse = await mountAt(at);
+async function createRestartableMount(mountPoint: string) {
+  const fuse = await mountAt(mountPoint);
   const [journal, data] = [createJournal(), createMemory('test-data', 16 * 1024 * 1024)];
-  const start = async (...how: readonly string[]): Promise<Started> => {
-    const flags = how.includes('by-a-thread') ? ['--import', 'data:text/javascript,delete process._tickCallback'] : [];
-    const child: ChildProcess = spawn(process.execPath, ['--no-warnings', ...flags, program, ...how], {
+  const start = async (...modes: readonly string[]): Promise<StartedServer> => {
+    const flags = modes.includes('by-a-thread')
+      ? ['--import', 'data:text/javascript,delete process._tickCallback']
+      : [];
+    const child: ChildProcess = spawn(process.execPath, ['--no-warnings', ...flags, program, ...modes], {
       stdio: ['ignore', 'pipe', 'inherit', fuse, journal, data],
     });
-    const said = createInterface(child.stdout ?? expect.fail())[Symbol.asyncIterator]();
-    const { value } = await said.next();
-    return { child, left: Number(/left (\d+)/.exec(String(value))?.[1]), busy: said.next() };
+    const lines = createInterface(child.stdout ?? expect.fail())[Symbol.asyncIterator]();
+    const { value } = await lines.next();
+    return { child, unfinishedCount: Number(/left (\d+)/.exec(String(value))?.[1]), busy: lines.next() };
   };
   const close = (): void => {
     for (const fd of [fuse, journal, data]) closeSync(fd);
@@ -71,7 +73,12 @@ async function mounted(at: string) {
   return { start, close };
 }
 
-const put = (slot: Slot, unique: number, code: number = statfs.opcode, length: number = statfs.length): number => {
+const putTestRequest = (
+  slot: Slot,
+  unique: number,
+  code: number = statfs.opcode,
+  length: number = statfs.length,
+): number => {
   slot.buffer.fill(0, 0, length);
   slot.view.setUint32(0, length, true);
   slot.view.setUint32(4, code, true);
@@ -80,37 +87,37 @@ const put = (slot: Slot, unique: number, code: number = statfs.opcode, length: n
   return length;
 };
 
-/** No callbacks expected. */
-const untold = {
+/** Options for a mount that expects no callbacks. */
+const defaultCallbacks = {
   initOptions: defaultInitOptions,
-  onBehind: () => expect.fail(),
-  onAgreed: () => undefined,
+  onAnsweredWrite: () => expect.fail(),
+  onInit: () => undefined,
   onEnd: () => undefined,
   onFault: (_operation: string, cause: unknown) => expect.fail(String(cause)),
 };
 
 describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
   /** An unused device and two requests. */
-  function left() {
-    const ground = createScratchFolder();
-    const device = join(ground.folder, 'device');
+  function createUnfinished() {
+    const scratch = createScratchFolder();
+    const device = join(scratch.folder, 'device');
     execFileSync('mkfifo', [device]);
     const journal = createJournal(8);
     const open = (): number => openSync(device, constants.O_RDWR | constants.O_NONBLOCK);
     const answers = open();
     onTestFinished(() => {
       for (const fd of [journal, answers]) closeSync(fd);
-      ground[Symbol.dispose]();
+      scratch[Symbol.dispose]();
     });
     const before = createRequests(openJournal(journal));
     const armed = before.arm(0) ?? expect.fail();
-    before.take(0, armed, put(armed, 1));
-    before.take(0, armed, put(armed, 2, opcode.release, inHeaderSize + 24));
-    put(armed, 3, opcode.interrupt, inHeaderSize + 8);
+    before.take(0, armed, putTestRequest(armed, 1));
+    before.take(0, armed, putTestRequest(armed, 2, opcode.release, inHeaderSize + 24));
+    putTestRequest(armed, 3, opcode.interrupt, inHeaderSize + 8);
     armed.view.setUint32(inHeaderSize, 1, true);
     before.take(0, armed, inHeaderSize + 8);
     const requests = createRequests(openJournal(journal));
-    const [one, other, interrupt] = requests.unfinished();
+    const [one, other, interrupt] = requests.restoreUnfinished();
     /** The request's unique id and the error. */
     const answer = (): readonly [number, number] => {
       const bytes = Buffer.alloc(64);
@@ -126,18 +133,18 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
       answer,
     };
   }
-  const waits = (): Promise<never> => new Promise(() => undefined);
+  const neverResolves = (): Promise<never> => new Promise(() => undefined);
 
   test('have an age while they are started, and the next request at their place has none', async () => {
-    const { fd, requests, one, other } = left();
+    const { fd, requests, one, other } = createUnfinished();
     const ages = new Map<number, number>();
-    const seen: unknown[] = [];
+    const seenAges: unknown[] = [];
     const statfs = (): Promise<never> => {
-      seen.push([...ages]);
-      return waits();
+      seenAges.push([...ages]);
+      return neverResolves();
     };
-    const release = (): undefined => void seen.push([...ages]);
-    const given = [
+    const release = (): undefined => void seenAges.push([...ages]);
+    const unfinished = [
       { ...one, ageMs: 50 },
       { ...other, ageMs: 60 },
     ];
@@ -145,86 +152,86 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
       fd,
       mount: 0,
       requests,
-      paused: new Set(),
-      ...trying(),
-      ages,
-      left: given,
-      ...untold,
+      pausedMounts: new Set(),
+      ...clockAndQueue(),
+      requestAges: ages,
+      unfinished,
+      ...defaultCallbacks,
       operations: { statfs, release },
     });
-    expect(seen).toEqual([[[one.place, 50]], [[other.place, 60]]]);
+    expect(seenAges).toEqual([[[one.place, 50]], [[other.place, 60]]]);
     expect(ages.size).toBe(0);
   });
 
-  test('are started later if data paths may have died over them, unless they were interrupted', async () => {
+  test('are started later if data paths may have died because of them, unless they were interrupted', async () => {
     const clock = createFakeClock();
-    let begun = 0;
+    let startedCount = 0;
     const statfs = (): Promise<never> => {
-      begun++;
-      return waits();
+      startedCount++;
+      return neverResolves();
     };
-    const options = { mount: 0, paused: new Set<() => void>(), ...untold, operations: { statfs } };
+    const options = { mount: 0, pausedMounts: new Set<() => void>(), ...defaultCallbacks, operations: { statfs } };
     const suspected = () => {
-      const { one, ...more } = left();
+      const { one, ...more } = createUnfinished();
       return { ...more, one: { ...one, crashCount: 3 } };
     };
     const { fd, requests, one } = suspected();
-    using _served = await serveMount({ ...options, ...trying(clock), fd, requests, left: [one] });
-    expect(begun).toBe(0);
+    using _served = await serveMount({ ...options, ...clockAndQueue(clock), fd, requests, unfinished: [one] });
+    expect(startedCount).toBe(0);
     clock.advance(1_000);
-    expect(begun).toBe(1);
+    expect(startedCount).toBe(1);
     // The kernel reports the interrupt now, or reported it to a predecessor.
     for (const isKnown of [false, true]) {
       const { fd, requests, one, interrupt, answer } = suspected();
       const given = isKnown ? [{ ...one, isInterrupted: true }] : [one, interrupt];
-      using _again = await serveMount({ ...options, ...trying(), fd, requests, left: given });
-      expect([begun, answer()]).toEqual([1, [1, -4]]);
+      using _again = await serveMount({ ...options, ...clockAndQueue(), fd, requests, unfinished: given });
+      expect([startedCount, answer()]).toEqual([1, [1, -4]]);
     }
   });
 
   test('do not touch lines of other mounts after their mount is gone', async () => {
-    const { fd, requests, one, other } = left();
+    const { fd, requests, one, other } = createUnfinished();
     const signals: AbortSignal[] = [];
     const clock = createFakeClock();
-    const over: number[] = [];
+    const removedPlaces: number[] = [];
     const poisonRequests = {
       ...createPoisonRequests(clock, () => undefined),
-      done: (place: number) => void over.push(place),
+      remove: (place: number) => void removedPlaces.push(place),
     };
-    const ends = [Promise.withResolvers<never>(), Promise.withResolvers<undefined>()] as const;
+    const answers = [Promise.withResolvers<never>(), Promise.withResolvers<undefined>()] as const;
     const served = await serveMount({
       fd,
       mount: 0,
       requests,
-      paused: new Set(),
+      pausedMounts: new Set(),
       clock,
       poisonRequests,
-      ...untold,
-      left: [one, other],
+      ...defaultCallbacks,
+      unfinished: [one, other],
       operations: {
         statfs: (_id, { signal }) => {
           signals.push(signal);
-          return ends[0].promise;
+          return answers[0].promise;
         },
         release: (_id, _how, { signal }) => {
           signals.push(signal);
-          return ends[1].promise;
+          return answers[1].promise;
         },
       },
     });
     served[Symbol.dispose]();
     expect(signals.map(({ aborted }) => aborted)).toEqual([true, true]);
     // They are not blamed if this process dies.
-    expect(over).toEqual([one.place, other.place]);
+    expect(removedPlaces).toEqual([one.place, other.place]);
     requests.freeAll(0);
     const take = (unique: number): number => {
       const armed = requests.arm(1) ?? expect.fail();
-      return (requests.take(1, armed, put(armed, unique)) ?? expect.fail()).place;
+      return (requests.take(1, armed, putTestRequest(armed, unique)) ?? expect.fail()).place;
     };
     const places = [take(2), take(4)];
-    ends[0].reject(new Errno('EIO'));
-    ends[1].resolve(undefined);
-    served.committed(places[0] ?? expect.fail());
+    answers[0].reject(new Errno('EIO'));
+    answers[1].resolve(undefined);
+    served.freeWrite(places[0] ?? expect.fail());
     await delay(0);
     places.push(take(6), take(8));
     expect(new Set(places).size).toBe(4);
@@ -232,48 +239,48 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
   });
 
   test('count the close of a file even if the RELEASE is given up', async () => {
-    const { fd, requests, other, answer } = left();
-    const counted: unknown[] = [];
+    const { fd, requests, other, answer } = createUnfinished();
+    const countedCloses: unknown[] = [];
     using _served = await serveMount({
       fd,
       mount: 0,
       requests,
-      paused: new Set(),
-      ...trying(),
-      ...untold,
+      pausedMounts: new Set(),
+      ...clockAndQueue(),
+      ...defaultCallbacks,
       operations: {},
       onFault: () => undefined,
-      onUnreleased: (node, place) => void counted.push([node, place, requests.held.lines]),
-      left: [{ ...other, crashCount: 10 }],
+      onUnreleased: (node, place) => void countedCloses.push([node, place, requests.held.lines]),
+      unfinished: [{ ...other, crashCount: 10 }],
     });
     // Counted before the answer: a crash in between must not lose it.
-    expect(counted).toEqual([[1, other.place, 3]]);
+    expect(countedCloses).toEqual([[1, other.place, 3]]);
     expect(answer()).toEqual([2, -5]);
   });
 });
 
 describe.skipIf(needs('fuse'))('a mount whose server is silent', () => {
-  async function silent() {
-    const ground = createScratchFolder();
-    const at = join(ground.folder, 'mnt');
+  async function mountSilentServer() {
+    const scratch = createScratchFolder();
+    const at = join(scratch.folder, 'mnt');
     const fd = await mountAt(at);
     const journal = createJournal(8);
     const requests = createRequests(openJournal(journal));
-    const asked: string[] = [];
+    const lookedUpNames: string[] = [];
     const paused = new Set<() => void>();
-    const thawed = Promise.withResolvers<void>();
+    const serverAnswers = Promise.withResolvers<void>();
     const served = await serveMount({
       fd,
       mount: 0,
       requests,
-      paused,
-      left: [],
-      ...trying(systemClock()),
-      ...untold,
+      pausedMounts: paused,
+      unfinished: [],
+      ...clockAndQueue(systemClock()),
+      ...defaultCallbacks,
       operations: {
         lookup: async (_parent, name, { signal }) => {
-          asked.push(name.toString());
-          await unlessAborted(thawed.promise, signal).catch(() => {
+          lookedUpNames.push(name.toString());
+          await unlessAborted(serverAnswers.promise, signal).catch(() => {
             throw new Errno('EINTR');
           });
           throw new Errno('ENOENT');
@@ -281,19 +288,19 @@ describe.skipIf(needs('fuse'))('a mount whose server is silent', () => {
       },
     });
     onTestFinished(async () => {
-      thawed.resolve();
+      serverAnswers.resolve();
       await run('umount', ['--lazy', at]);
       served[Symbol.dispose]();
       closeSync(journal);
-      ground[Symbol.dispose]();
+      scratch[Symbol.dispose]();
     });
-    const ask = (name: string): ChildProcess => spawn('stat', [join(at, name)], { stdio: 'ignore' });
-    return { requests, paused, served, asked, thaw: thawed.resolve, ask };
+    const startStat = (name: string): ChildProcess => spawn('stat', [join(at, name)], { stdio: 'ignore' });
+    return { requests, paused, served, asked: lookedUpNames, thaw: serverAnswers.resolve, ask: startStat };
   }
 
-  test('can be stopped when everything is answered, whatever happened before', async () => {
-    const { served, asked, thaw, ask } = await silent();
-    const asking = once(ask('x'), 'exit');
+  test('can be stopped when everything is answered', async () => {
+    const { served, asked, thaw, ask } = await mountSilentServer();
+    const statExit = once(ask('x'), 'exit');
     await expect.poll(() => asked).toEqual(['x']);
     let isStopped = false;
     const stopping = served.stop().then(() => {
@@ -303,16 +310,17 @@ describe.skipIf(needs('fuse'))('a mount whose server is silent', () => {
     expect(isStopped).toBe(false);
     thaw();
     await stopping;
-    expect(await asking).toEqual([1, null]);
+    expect(await statExit).toEqual([1, null]);
   });
 
-  test('sees that a process is killed even when all its lines are in use', async () => {
-    const { requests, paused, asked, ask } = await silent();
+  test('notices that a process is killed even if all lines of the mount are in use', async () => {
+    const { requests, paused, asked, ask } = await mountSilentServer();
     const other = requests.arm(0) ?? expect.fail();
-    for (let i = 1; i < lines / 2; i++) expect(requests.take(0, other, put(other, 1_000_000 + i))).toBeDefined();
+    for (let i = 1; i < lineCount / 2; i++)
+      expect(requests.take(0, other, putTestRequest(other, 1_000_000 + i))).toBeDefined();
     const last = ask('last');
     await expect.poll(() => asked).toEqual(['last']);
-    expect(requests.take(0, other, put(other, 1))).toBeUndefined();
+    expect(requests.take(0, other, putTestRequest(other, 1))).toBeUndefined();
     const [more, ended] = [ask('more'), once(last, 'exit')];
     await expect.poll(() => paused.size, { interval: 5 }).toBe(1);
     last.kill('SIGKILL');
@@ -323,27 +331,27 @@ describe.skipIf(needs('fuse'))('a mount whose server is silent', () => {
 });
 
 test.skipIf(needs('linux'))(
-  'the maximum number of mounts can be read from, whatever each of them waits for',
+  'the maximum number of mounts can be read from while each waits for a long request',
   async () => {
-    using opened = new DisposableStack();
+    using resources = new DisposableStack();
     const journal = createJournal();
-    opened.defer(() => closeSync(journal));
+    resources.defer(() => closeSync(journal));
     // Untouched pages need no memory here.
     const requests = createRequests({ ...openJournal(journal), populate: () => undefined });
     const paused = new Set<() => void>();
     const waiting: number[] = [];
     const serve = async (mount: number): Promise<number> => {
       const [kernel, fd] = streamPair();
-      opened.defer(() => closeSync(kernel));
-      opened.use(
+      resources.defer(() => closeSync(kernel));
+      resources.use(
         await serveMount({
           fd,
           mount,
           requests,
-          paused,
-          left: [],
-          ...trying(),
-          ...untold,
+          pausedMounts: paused,
+          unfinished: [],
+          ...clockAndQueue(),
+          ...defaultCallbacks,
           operations: {
             write: () => {
               waiting.push(mount);
@@ -359,12 +367,12 @@ test.skipIf(needs('linux'))(
     const longest = Buffer.alloc(80_000);
     const slot: Slot = { index: 0, buffer: longest, view: new DataView(longest.buffer) };
     const write = { end: inHeaderSize + 40, data: 76_000 };
-    put(slot, 2, opcode.write, write.end + write.data);
+    putTestRequest(slot, 2, opcode.write, write.end + write.data);
     slot.view.setUint32(inHeaderSize + 16, write.data, true);
     for (const kernel of kernels)
       expect(writeSync(kernel, longest, 0, write.end + write.data)).toBe(write.end + write.data);
     await expect.poll(() => waiting.length, { timeout: 10_000 }).toBe(maxMounts);
-    put(slot, 4);
+    putTestRequest(slot, 4);
     for (const kernel of kernels) writeSync(kernel, longest, 0, statfs.length);
     const answer = Buffer.alloc(64);
     for (const kernel of kernels) {
@@ -378,58 +386,58 @@ test.skipIf(needs('linux'))(
 test.skipIf(needs('linux'))(
   'a request for which the predecessor had no room is answered when there is some',
   async () => {
-    using ground = createScratchFolder();
+    using scratch = createScratchFolder();
     // It never delivers a request, like the device of an unused mount.
-    const device = join(ground.folder, 'device');
+    const device = join(scratch.folder, 'device');
     execFileSync('mkfifo', [device]);
     const journal = createJournal(8);
     onTestFinished(() => closeSync(journal));
     const before = createRequests(openJournal(journal));
-    const own = before.arm(0) ?? expect.fail();
-    for (let i = 1; i <= lines / 2; i++) before.take(0, own, put(own, i));
-    put(own, lines + 1);
+    const slot = before.arm(0) ?? expect.fail();
+    for (let i = 1; i <= lineCount / 2; i++) before.take(0, slot, putTestRequest(slot, i));
+    putTestRequest(slot, lineCount + 1);
 
     const requests = createRequests(openJournal(journal));
-    requests.unfinished();
+    requests.restoreUnfinished();
     const paused = new Set<() => void>();
-    let asked = 0;
+    let statfsCalls = 0;
     using _served = await serveMount({
       fd: openSync(device, constants.O_RDWR | constants.O_NONBLOCK),
       mount: 0,
       requests,
-      paused,
-      left: [],
-      ...trying(),
+      pausedMounts: paused,
+      unfinished: [],
+      ...clockAndQueue(),
       operations: {
         statfs: () => {
-          asked++;
+          statfsCalls++;
           return new Promise<never>(() => undefined);
         },
       },
-      ...untold,
+      ...defaultCallbacks,
     });
-    expect([asked, paused.size]).toEqual([0, 1]);
+    expect([statfsCalls, paused.size]).toEqual([0, 1]);
     requests.free(5);
     for (const wake of Array.from(paused)) wake();
-    expect([asked, paused.size]).toEqual([1, 0]);
+    expect([statfsCalls, paused.size]).toEqual([1, 0]);
   },
 );
 
 describe.skipIf(needs('fuse', 'fio'))('a mount whose data path is killed again and again', () => {
-  test('gives up a request over which ten data paths have died, and continues', { timeout: 60_000 }, async () => {
-    using ground = createScratchFolder();
-    const at = join(ground.folder, 'mnt');
-    const { start, close } = await mounted(at);
+  test('gives up a request during which ten data paths have died, and continues', { timeout: 60_000 }, async () => {
+    using scratch = createScratchFolder();
+    const at = join(scratch.folder, 'mnt');
+    const { start, close } = await createRestartableMount(at);
     let reading: Promise<unknown> | undefined;
     for (let deaths = 0; deaths < 10; deaths++) {
-      const { child, left } = await start('dies-reading');
+      const { child, unfinishedCount: left } = await start('dies-reading');
       const died = once(child, 'exit');
       expect(left).toBe(deaths === 0 ? 0 : 1);
       reading ??= run('dd', [`if=${join(at, 'data')}`, 'bs=4096', 'count=1', 'iflag=direct'], { timeout: 60_000 });
       reading.catch(() => undefined);
       expect(await died).toEqual([null, 'SIGKILL']);
     }
-    const { child, left } = await start('dies-reading');
+    const { child, unfinishedCount: left } = await start('dies-reading');
     expect(left).toBe(1);
     await expect(reading).rejects.toThrow('Input/output error');
     expect((await run('stat', ['--format=%n', at])).stdout.trim()).toBe(at);
@@ -440,9 +448,9 @@ describe.skipIf(needs('fuse', 'fio'))('a mount whose data path is killed again a
   });
 
   test('answers a WRITE that its predecessor kept and did not answer', async () => {
-    using ground = createScratchFolder();
-    const at = join(ground.folder, 'mnt');
-    const { start, close } = await mounted(at);
+    using scratch = createScratchFolder();
+    const at = join(scratch.folder, 'mnt');
+    const { start, close } = await createRestartableMount(at);
     const { child: first } = await start('dies-behind');
     const died = once(first, 'exit');
     const text = 'x'.repeat(100_000);
@@ -450,7 +458,7 @@ describe.skipIf(needs('fuse', 'fio'))('a mount whose data path is killed again a
     const writing = run('sh', ['-c', write, 'sh', at, text], { timeout: 20_000 });
     writing.catch(() => undefined);
     expect(await died).toEqual([null, 'SIGKILL']);
-    const { child, left } = await start();
+    const { child, unfinishedCount: left } = await start();
     expect(left).toBeGreaterThan(0);
     await writing;
     const { stdout } = await run('head', ['-c', `${text.length}`, join(at, 'data')], { maxBuffer: 2 ** 20 });
@@ -461,20 +469,20 @@ describe.skipIf(needs('fuse', 'fio'))('a mount whose data path is killed again a
     close();
   });
 
-  const ways = [
+  const threadModes = [
     ['', []],
     [', with a waiting thread', ['by-a-thread']],
   ] as const;
-  test.each(ways)('loses no request and answers none wrongly%s', { timeout: 120_000 }, async (_, how) => {
-    using ground = createScratchFolder();
-    const at = join(ground.folder, 'mnt');
-    const { start, close } = await mounted(at);
+  test.each(threadModes)('loses no request and answers none wrongly%s', { timeout: 120_000 }, async (_, how) => {
+    using scratch = createScratchFolder();
+    const at = join(scratch.folder, 'mnt');
+    const { start, close } = await createRestartableMount(at);
     // Kills alone do not count: no request may be in flight.
-    const enough = 12;
+    const minRestored = 12;
     let restored = 0;
-    const serve = async (): Promise<Started> => {
+    const serve = async (): Promise<StartedServer> => {
       const started = await start(...how);
-      restored += started.left;
+      restored += started.unfinishedCount;
       return started;
     };
     let server = await serve();
@@ -505,12 +513,12 @@ describe.skipIf(needs('fuse', 'fio'))('a mount whose data path is killed again a
     ];
     const work = (async () => {
       do await run('fio', fio);
-      while (restored < enough);
+      while (restored < minRestored);
     })().finally(() => {
       isDone = true;
     });
     work.catch(() => undefined);
-    while (!isDone && restored < enough) {
+    while (!isDone && restored < minRestored) {
       await Promise.race([server.busy, work]);
       // At any point of its work.
       await delay(Math.random() * 20);
@@ -518,7 +526,7 @@ describe.skipIf(needs('fuse', 'fio'))('a mount whose data path is killed again a
       server = await serve();
     }
     await work;
-    expect(restored).toBeGreaterThanOrEqual(enough);
+    expect(restored).toBeGreaterThanOrEqual(minRestored);
     const ended = once(server.child, 'exit');
     await run('umount', [at]);
     expect(await ended).toEqual([0, null]);

@@ -19,21 +19,21 @@ export interface ServedMountOptions {
   readonly operations: Partial<Operations>;
   readonly initOptions: InitOptions;
   /** Mounts of this process that wait for memory, to be woken when some is freed. */
-  readonly paused: Set<() => void>;
+  readonly pausedMounts: Set<() => void>;
   /** A predecessor's unfinished requests, in their order. */
-  readonly left: readonly UnfinishedRequest[];
+  readonly unfinished: readonly UnfinishedRequest[];
   readonly clock: Clock;
   /** Shared by all mounts of this process. */
   readonly poisonRequests: PoisonRequests;
-  /** By place: the age of such a request. Set only while that request starts. */
-  readonly ages?: Map<number, number>;
+  /** By place: the age of an unfinished request. Set only while that request starts. */
+  readonly requestAges?: Map<number, number>;
   /** Called for a RELEASE that is given up: the close must still be counted. */
   readonly onUnreleased?: (node: number, place: number) => void;
-  /** The data of an answered WRITE. All of these come before anything else. */
-  readonly onBehind: (written: AcknowledgedWrite) => void;
+  /** Called for each WRITE that the predecessor answered, before any other request starts. */
+  readonly onAnsweredWrite: (written: AcknowledgedWrite) => void;
   /** No memory to read requests: buffered writes must be committed. */
   readonly onFull?: () => void;
-  readonly onAgreed: (agreement: InitResult) => void;
+  readonly onInit: (initResult: InitResult) => void;
   readonly onFault: (operation: string, cause: unknown) => void;
   readonly onEnd: (code: string) => void;
 }
@@ -42,11 +42,12 @@ export interface ServedMount extends Disposable {
   /** Sends a notification to the kernel. */
   notify(bytes: Uint8Array): void;
   /**
-   * The same from another thread, for notifications that may block on an answer of ours. False: the kernel refused it.
+   * Like `notify`, from another thread, for notifications that may block until a request is answered. False: the kernel
+   * refused it.
    */
-  notifyApart(bytes: Uint8Array): Promise<boolean>;
+  notifyFromThread(bytes: Uint8Array): Promise<boolean>;
   /** An answered WRITE is on the server's disk: frees its memory. */
-  committed(place: number): void;
+  freeWrite(place: number): void;
   /** Stops reading; resolves when everything read is answered. */
   stop(): Promise<void>;
 }
@@ -57,60 +58,60 @@ const noLine = -1;
 
 /** Serves one mount: reads requests into the journal, dispatches them, and continues where a predecessor stopped. */
 export async function serveMount(options: ServedMountOptions): Promise<ServedMount> {
-  const { fd, mount, requests, paused, clock, poisonRequests } = options;
+  const { fd, mount, requests, pausedMounts, clock, poisonRequests } = options;
   let isStopping = false;
-  /** Its lines belong, or will soon belong, to others: requests in progress must not touch them. */
-  let isOver = false;
+  /** The lines of this mount belong, or will soon belong, to other mounts: requests in progress must not touch them. */
+  let isClosed = false;
   /** Resolves `stop` when everything is answered. */
-  let idle: (() => void) | undefined;
+  let resolveIdle: (() => void) | undefined;
   /** A request that was read but found no line. */
-  let unplaced: UnplacedRequest | undefined = requests.unplaced(mount);
+  let unplaced: UnplacedRequest | undefined = requests.findUnplaced(mount);
   /** The slot of a request without a line. */
-  let at: Slot | undefined;
+  let unjournaledSlot: Slot | undefined;
 
-  /** Deferred: the caller is still working, and its answer may not be written yet. */
+  /** Wakes waiting mounts later: the caller's reply may not be written yet. */
   const free = (place: number): void => {
-    if (isOver) return;
+    if (isClosed) return;
     requests.free(place);
-    if (paused.size > 0) setImmediate(() => wakeAll(paused));
+    if (pausedMounts.size > 0) setImmediate(() => wakeAll(pausedMounts));
   };
 
-  const answered = (place: number): void => {
-    poisonRequests.done(place);
-    if (session.pending === 0) idle?.();
+  const handleAnswered = (place: number): void => {
+    poisonRequests.remove(place);
+    if (session.pending === 0) resolveIdle?.();
   };
 
-  const finished = (place: number): void => {
-    if (isOver) return;
+  const finish = (place: number): void => {
+    if (isClosed) return;
     if (place === noLine) {
-      if (at !== undefined) requests.empty(at);
-      at = undefined;
+      if (unjournaledSlot !== undefined) requests.empty(unjournaledSlot);
+      unjournaledSlot = undefined;
       return;
     }
     free(place);
-    answered(place);
+    handleAnswered(place);
   };
 
   const store: RequestStore = {
     reply: (place, bytes) => {
-      if (isOver) return;
+      if (isClosed) return;
       requests.keepAnswer(place, bytes);
       device.write(bytes);
-      if (requests.isBehind(place)) answered(place);
-      else finished(place);
+      if (requests.isBehind(place)) handleAnswered(place);
+      else finish(place);
     },
-    finished,
+    finished: finish,
     interrupted: (place) => {
-      if (isOver) return;
-      requests.interrupted(place);
-      if (poisonRequests.has(place)) replay.interrupted(place);
+      if (isClosed) return;
+      requests.markInterrupted(place);
+      if (poisonRequests.isWaiting(place)) replay.giveUpInterrupted(place);
     },
   };
   const session = createSession({ ...options, store });
 
-  function take(slot: Slot, length: number, share?: number): void {
+  function takeRequest(slot: Slot, length: number, share?: number): void {
     if (unjournaledOpcodes.has(slot.view.getUint32(4, true))) {
-      at = slot;
+      unjournaledSlot = slot;
       session.handle(noLine, { buffer: slot.buffer, view: slot.view, end: length });
       return;
     }
@@ -123,7 +124,7 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
     }
   }
 
-  function next(): Slot | undefined {
+  function nextSlot(): Slot | undefined {
     if (isStopping || unplaced !== undefined) return undefined;
     const slot = requests.arm(mount);
     if (slot === undefined) waitForRoom();
@@ -131,17 +132,17 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
   }
 
   function waitForRoom(): void {
-    paused.add(wake);
+    pausedMounts.add(wake);
     options.onFull?.();
   }
 
   function resumeReading(share?: number): void {
-    paused.delete(wake);
+    pausedMounts.delete(wake);
     // The request stays in its slot for the successor.
     if (isStopping) return;
-    const waiting = unplaced;
+    const waitingRequest = unplaced;
     unplaced = undefined;
-    if (waiting !== undefined) take(waiting.slot, waiting.length, share);
+    if (waitingRequest !== undefined) takeRequest(waitingRequest.slot, waitingRequest.length, share);
     if (unplaced !== undefined) return;
     if (share === undefined) lateReads.reset();
     device.resume();
@@ -153,38 +154,38 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
   });
 
   function close(): void {
-    isOver = true;
-    paused.delete(wake);
+    isClosed = true;
+    pausedMounts.delete(wake);
     lateReads[Symbol.dispose]();
     device[Symbol.dispose]();
-    for (const place of [...replay.notStarted(), ...session.end()]) poisonRequests.done(place);
-    idle?.();
+    for (const place of [...replay.notStarted(), ...session.end()]) poisonRequests.remove(place);
+    resolveIdle?.();
   }
 
   const device: Device = openDevice({
     fd,
-    nextSlot: next,
-    onRequest: take,
+    nextSlot,
+    onRequest: takeRequest,
     onEnd: options.onEnd,
     onRejected: (cause) => options.onFault('an answer', cause),
   });
   const replay = createUnfinishedReplay({ ...options, session, device, free });
-  using failing = new DisposableStack();
-  failing.defer(close);
+  using cleanup = new DisposableStack();
+  cleanup.defer(close);
   replay.start();
   // There may be room already; if not, a commit can free some now.
   if (unplaced !== undefined) wake();
 
-  failing.move();
+  cleanup.move();
   return {
     notify: (bytes) => void device.write(bytes),
-    notifyApart: (bytes) => device.writeInThread(bytes),
-    committed: free,
+    notifyFromThread: (bytes) => device.writeInThread(bytes),
+    freeWrite: free,
     stop: async () => {
       isStopping = true;
       device.pause();
       const { promise, resolve } = Promise.withResolvers<void>();
-      idle = resolve;
+      resolveIdle = resolve;
       if (session.pending > 0) await promise;
     },
     [Symbol.dispose]: close,
@@ -192,6 +193,6 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
 }
 
 /** Iterate over a copy: a mount that finds nothing waits again. */
-function wakeAll(paused: ReadonlySet<() => void>): void {
-  for (const wake of Array.from(paused)) wake();
+function wakeAll(pausedMounts: ReadonlySet<() => void>): void {
+  for (const wake of Array.from(pausedMounts)) wake();
 }

@@ -12,22 +12,22 @@ import { run, runFioVerify, runModelWorkload } from '#testing/workloads.ts';
 
 const writer = join(import.meta.dirname, '..', 'testing', 'block-writer.ts');
 /** A restarted server is recognized by the second of its start. */
-const otherSecondMs = 1_100;
+const verifierChangeMs = 1_100;
 
 describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that is killed and restarted', () => {
-  const it = exportedByGanesha();
+  const exported = exportedByGanesha();
 
   /**
    * Each kill loses the server's memory while two programs write and sync: in the end every block must be present,
    * because each was written until fsync(2) confirmed it.
    */
-  async function loses(
-    whileGone: (mounts: Awaited<ReturnType<typeof startKeeperMounts>>) => Promise<unknown>,
+  async function expectNoLoss(
+    whileDown: (mounts: Awaited<ReturnType<typeof startKeeperMounts>>) => Promise<unknown>,
   ): Promise<void> {
-    const file = it.on('file');
+    const file = exported.on('file');
     writeFileSync(file, '');
-    const source = await sourceOf(it.server, it.folder);
-    await using proxy = await startLosingProxy({ host: it.server.host, port: it.server.nfsPort });
+    const source = await sourceOf(exported.server, exported.folder);
+    await using proxy = await startLosingProxy({ host: exported.server.host, port: exported.server.nfsPort });
     await using mounts = await startKeeperMounts();
     const { at, on } = await mounts.mount({ ...source, host: proxy.host, port: proxy.port });
     const [crashes, blocks] = [4, 320];
@@ -45,10 +45,10 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that is kille
       );
       expect(work.isDone).toBe(false);
       await proxy.down();
-      await it.server.kill();
+      await exported.server.kill();
       proxy.lose(file);
-      await Promise.all([whileGone(mounts), sleep(otherSecondMs)]);
-      await it.server.restart();
+      await Promise.all([whileDown(mounts), sleep(verifierChangeMs)]);
+      await exported.server.restart();
       await proxy.up();
     }
     await writing;
@@ -59,15 +59,15 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that is kille
     await run('umount', [at]);
   }
 
-  test('loses no synced data', { timeout: 90_000 }, () => loses(() => Promise.resolve()));
+  test('loses no synced data', { timeout: 90_000 }, () => expectNoLoss(() => Promise.resolve()));
 
   test('loses no synced data if the data path is killed meanwhile, too', { timeout: 90_000 }, () =>
-    loses((mounts) => mounts.killDataPath()),
+    expectNoLoss((mounts) => mounts.killDataPath()),
   );
 
   test('is waited for by a data path that took over meanwhile', { timeout: 90_000 }, async () => {
     await using mounts = await startKeeperMounts();
-    const { at, on } = await mounts.mount(await sourceOf(it.server, it.folder));
+    const { at, on } = await mounts.mount(await sourceOf(exported.server, exported.folder));
     await run('mkdir', [on('names')]);
     const work = { isDone: false };
     const working = Promise.all([runFioVerify(at, mounts.folder), runModelWorkload(on('names'), 1, 800)]).finally(
@@ -80,10 +80,10 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that is kille
       () => run('ls', [at]),
       ({ stdout }) => stdout.includes('x.0.0'),
     );
-    await it.server.kill();
+    await exported.server.kill();
     for (let kills = 0; kills < 2; kills++) await mounts.killDataPath();
     expect(work.isDone).toBe(false);
-    await it.server.restart();
+    await exported.server.restart();
     await working;
     await run('umount', [at]);
   });

@@ -19,7 +19,7 @@ type CallOnTwo<R> = (one: FileHandle, other: FileHandle, options: CallOptions) =
 export interface Server {
   node(id: number): Node;
   /** `needs`: one of `access`; default: the right to change names in a directory. */
-  callOn<R>(request: Request, id: number, call: CallOnOne<R>, needs?: number, who?: Caller): Promise<R>;
+  callOn<R>(request: Request, id: number, call: CallOnOne<R>, needs?: number, caller?: Caller): Promise<R>;
   /**
    * Calls through an open file with its opener's identity, which the kernel checked at open. Uses the file's current
    * group: if another process changes the group, a reader can continue and no acknowledged data are lost.
@@ -32,10 +32,10 @@ export interface Server {
   /** Gets the attributes of a node from the server. */
   getattr(request: Request, id: number): Promise<Attributes>;
   /** Records where a node was seen last; the key has one character per byte of the name. */
-  seen(id: number, parent: number, key: string): void;
-  isDirectory(id: number): void;
+  recordSeen(id: number, parent: number, key: string): void;
+  markDirectory(id: number): void;
   /** At most `most` nodes, least recently seen first. */
-  oldest(most: number): readonly SeenNode[];
+  leastRecentlySeen(maxCount: number): readonly SeenNode[];
   forget(id: number): void;
 }
 
@@ -52,41 +52,41 @@ export interface ServerParts {
 
 export function createServer(parts: ServerParts): Server {
   const { attributes, identities, calls } = parts;
-  const places = createSeenNodes();
+  const seenNodes = createSeenNodes();
   const serverCalls = createServerCalls(parts);
   const { node, callAs, getattr, asCallerOnly } = serverCalls;
-  const recovery = createServerRecovery(parts, serverCalls, places);
+  const recovery = createServerRecovery(parts, serverCalls, seenNodes);
 
   function callOn<R>(
     request: Request,
     id: number,
     call: CallOnOne<R>,
     needs: number = access.change,
-    who: Caller = request,
+    caller: Caller = request,
   ): Promise<R> {
     const once = (): Promise<R> =>
-      callAs(request, identities.credential(who, needs, attributes.kernelRights(id)), id, call);
+      callAs(request, identities.credential(caller, needs, attributes.kernelRights(id)), id, call);
     return once().catch((cause: unknown) => recovery.retry(request, [id], needs, cause, once));
   }
 
   function callOnOpenFile<R>(request: Request, id: number, fh: number, call: CallOnOne<R>, needs: number): Promise<R> {
-    const once = (about: Rights | undefined): Promise<R> =>
-      callAs(request, identities.credential(openerOf(fh, request, about), needs, about), id, call);
-    const about = attributes.last(id);
-    return once(about).catch(async (cause: unknown) => {
-      if (!isNfsError(cause, 'ACCES')) return await recovery.retry(request, [id], needs, cause, () => once(about));
-      const now = await recovery.readAttributes(request, id);
-      if (hasSameRights(about, now)) throw cause;
-      return await once(now);
+    const once = (rights: Rights | undefined): Promise<R> =>
+      callAs(request, identities.credential(openerOf(fh, request, rights), needs, rights), id, call);
+    const rights = attributes.lastSeen(id);
+    return once(rights).catch(async (cause: unknown) => {
+      if (!isNfsError(cause, 'ACCES')) return await recovery.retry(request, [id], needs, cause, () => once(rights));
+      const current = await recovery.readAttributes(request, id);
+      if (hasSameRights(rights, current)) throw cause;
+      return await once(current);
     });
   }
 
   return {
     node,
-    seen: places.seen,
-    isDirectory: places.isDirectory,
-    oldest: places.oldest,
-    forget: places.forget,
+    recordSeen: seenNodes.recordSeen,
+    markDirectory: seenNodes.markDirectory,
+    leastRecentlySeen: seenNodes.leastRecentlySeen,
+    forget: seenNodes.forget,
     callOn,
     callOnOpenFile,
     asCallerOnly,
@@ -98,11 +98,11 @@ export function createServer(parts: ServerParts): Server {
       return once().catch((cause: unknown) => recovery.retry(request, [one, other], access.change, cause, once));
     },
     getattr: async (request, id) => {
-      const since = attributes.now();
+      const eventNumber = attributes.eventNumber();
       const found = await getattr(request, id).catch((cause: unknown) =>
         recovery.retry(request, [id], access.none, cause, () => getattr(request, id)),
       );
-      return attributes.update(id, found, since);
+      return attributes.update(id, found, eventNumber);
     },
   };
 }

@@ -3,7 +3,7 @@ import { createReadBuffers, type ReadBuffers } from './read-buffers.ts';
 
 /** Memory that all mounts of the process share: its limit does not grow with their number. */
 export interface SharedCaches {
-  readonly reads: ReadBuffers;
+  readonly readBuffers: ReadBuffers;
   readonly names: CacheLimit;
   readonly attributes: CacheLimit;
 }
@@ -13,7 +13,7 @@ const maxNames = 100_000;
 const maxNodes = 50_000;
 
 export const createSharedCaches = (): SharedCaches => ({
-  reads: createReadBuffers(),
+  readBuffers: createReadBuffers(),
   names: createCacheLimit(maxNames),
   attributes: createCacheLimit(maxNodes),
 });

@@ -12,22 +12,22 @@ import { suspend } from '#testing/suspend.ts';
 import { run, runFioVerify } from '#testing/workloads.ts';
 
 const silenceMs = 20_000;
-const endMs = 15_000;
+const maxExitMs = 15_000;
 
 describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', () => {
-  const it = exportedByGanesha();
-  const other = exportedByGanesha();
+  const exported = exportedByGanesha();
+  const otherServer = exportedByGanesha();
 
   /** A directory of the server with a file. */
   async function source(name = 'folder'): Promise<Source> {
-    const folder = it.on(name);
+    const folder = exported.on(name);
     mkdirSync(folder);
     writeFileSync(join(folder, 'file'), 'data'.repeat(1000));
-    return await sourceOf(it.server, folder);
+    return await sourceOf(exported.server, folder);
   }
 
   /** Operations in progress when the server falls silent. None of them can complete without it. */
-  const deeds = (mount: KeeperMount): readonly (readonly [string, ...string[]])[] => [
+  const commandsOn = (mount: KeeperMount): readonly (readonly [string, ...string[]])[] => [
     ['cat', mount.on('file')],
     ['mkdir', mount.on('directory')],
     ['dd', 'if=/dev/zero', `of=${mount.on('new')}`, 'bs=64k', 'count=8', 'conv=fsync', 'status=none'],
@@ -36,9 +36,9 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
   ];
 
   /** Programs waiting for the mount, each in a separate request. */
-  async function waiters(mount: KeeperMount): Promise<readonly ChildProcess[]> {
+  async function startWaitingPrograms(mount: KeeperMount): Promise<readonly ChildProcess[]> {
     const children: ChildProcess[] = [];
-    for (const [program, ...args] of deeds(mount)) {
+    for (const [program, ...args] of commandsOn(mount)) {
       children.push(spawn(program, args, { stdio: 'ignore' }));
       await eventually(
         () => mount.waiting(),
@@ -48,10 +48,10 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
     return children;
   }
 
-  const ends = (child: ChildProcess): Promise<unknown> =>
+  const exitOf = (child: ChildProcess): Promise<unknown> =>
     child.exitCode === null && child.signalCode === null ? once(child, 'exit') : Promise.resolve();
-  const endsAlone = (children: readonly ChildProcess[], ms: number): Promise<unknown> =>
-    Promise.race([Promise.all(children.map(ends)), sleep(ms, 'waits')]);
+  const exitWithin = (children: readonly ChildProcess[], ms: number): Promise<unknown> =>
+    Promise.race([Promise.all(children.map(exitOf)), sleep(ms, 'waits')]);
 
   test('for 20 s: hard mounts continue with correct data, soft mounts fail before', { timeout: 90_000 }, async () => {
     await using mounts = await startKeeperMounts();
@@ -68,14 +68,14 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
       () => run('ls', [hard.at]),
       ({ stdout }) => stdout.includes('x.0.0'),
     );
-    await it.frozen(async () => {
-      const since = performance.now();
-      const silentUntil = since + silenceMs;
-      const failing = deeds(soft).map(([program, ...args]) => run(program, args));
-      for (const one of await Promise.allSettled(failing))
+    await exported.frozen(async () => {
+      const startedAt = performance.now();
+      const silentUntil = startedAt + silenceMs;
+      const commands = commandsOn(soft).map(([program, ...args]) => run(program, args));
+      for (const one of await Promise.allSettled(commands))
         expect(one).toMatchObject({ reason: { killed: false, stderr: expect.stringContaining('Input/output error') } });
       // A removal makes two calls.
-      expect(performance.now() - since).toBeLessThan(2 * softMs + slackMs);
+      expect(performance.now() - startedAt).toBeLessThan(2 * softMs + slackMs);
       await sleep(silentUntil - performance.now());
       expect(work.isDone).toBe(false);
       expect(await hard.waiting()).toBeGreaterThan(0);
@@ -92,10 +92,10 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
     await using mounts = await startKeeperMounts();
     const mount = await mounts.mount(await source(), { cacheMs: 0 });
     await run('ls', [mount.at]);
-    await it.frozen(async () => {
-      const children = await waiters(mount);
+    await exported.frozen(async () => {
+      const children = await startWaitingPrograms(mount);
       for (const child of children) child.kill('SIGKILL');
-      expect(await endsAlone(children, endMs)).not.toBe('waits');
+      expect(await exitWithin(children, maxExitMs)).not.toBe('waits');
       for (const child of children) expect(child.signalCode).toBe('SIGKILL');
     });
     expect((await run('cat', [mount.on('file')])).stdout).toBe('data'.repeat(1000));
@@ -103,7 +103,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
   });
 
   /** A program with an open file, which it changes on demand. */
-  async function writer(file: string): Promise<ChildProcess> {
+  async function startWriter(file: string): Promise<ChildProcess> {
     const script = 'exec 3>"$1"; echo open; read go; echo data >&3';
     const child = spawn('sh', ['-c', script, 'sh', file], { stdio: ['pipe', 'pipe', 'ignore'] });
     await once(child.stdout, 'data');
@@ -112,29 +112,32 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
 
   test('and a killed data path: mounts of other servers continue, and waiting processes can be killed', async () => {
     await using mounts = await startKeeperMounts();
-    const silent = await mounts.mount(await source(), { cacheMs: 60_000 });
-    const well = await mounts.mount(await sourceOf(other.server, other.folder), { cacheMs: 0 });
-    const [waits, goesOn] = [await writer(silent.on('new')), await writer(well.on('new'))];
-    await it.frozen(async () => {
+    const silentMount = await mounts.mount(await source(), { cacheMs: 60_000 });
+    const healthyMount = await mounts.mount(await sourceOf(otherServer.server, otherServer.folder), { cacheMs: 0 });
+    const [silentWriter, healthyWriter] = [
+      await startWriter(silentMount.on('new')),
+      await startWriter(healthyMount.on('new')),
+    ];
+    await exported.frozen(async () => {
       await mounts.killDataPath();
       await mounts.ready();
-      goesOn.stdin?.end('go\n');
-      expect(await endsAlone([goesOn], endMs)).not.toBe('waits');
-      await run('mkdir', [well.on('directory')]);
-      expect(await silent.waiting()).toBe(0);
-      waits.stdin?.end('go\n');
+      healthyWriter.stdin?.end('go\n');
+      expect(await exitWithin([healthyWriter], maxExitMs)).not.toBe('waits');
+      await run('mkdir', [healthyMount.on('directory')]);
+      expect(await silentMount.waiting()).toBe(0);
+      silentWriter.stdin?.end('go\n');
       await eventually(
-        () => silent.waiting(),
+        () => silentMount.waiting(),
         (count) => count > 0,
       );
       // Not answered, because it was not sent: the old connections of this server are not drained.
-      expect(await endsAlone([waits], 2_000)).toBe('waits');
-      waits.kill('SIGKILL');
-      expect(await endsAlone([waits], endMs)).not.toBe('waits');
+      expect(await exitWithin([silentWriter], 2_000)).toBe('waits');
+      silentWriter.kill('SIGKILL');
+      expect(await exitWithin([silentWriter], maxExitMs)).not.toBe('waits');
     });
-    expect((await run('cat', [well.on('new')])).stdout).toBe('data\n');
-    await run('mkdir', [silent.on('directory')]);
-    await run('umount', [silent.at, well.at]);
+    expect((await run('cat', [healthyMount.on('new')])).stdout).toBe('data\n');
+    await run('mkdir', [silentMount.on('directory')]);
+    await run('umount', [silentMount.at, healthyMount.at]);
   });
 
   test('and a killed data path: its successor interrupts the requests of killed processes', async () => {
@@ -142,8 +145,8 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
     const mount = await mounts.mount(await source(), { cacheMs: 0 });
     await run('ls', [mount.at]);
     await mounts.ready();
-    await it.frozen(async () => {
-      const children = deeds(mount).map(([program, ...args]) => spawn(program, args, { stdio: 'ignore' }));
+    await exported.frozen(async () => {
+      const children = commandsOn(mount).map(([program, ...args]) => spawn(program, args, { stdio: 'ignore' }));
       await eventually(
         () => mount.waiting(),
         (count) => count >= children.length,
@@ -152,7 +155,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
       // Enough time to read the interrupts, which the kernel reports once, but not to act on them.
       await sleep(100);
       await mounts.killDataPath();
-      expect(await endsAlone(children, endMs)).not.toBe('waits');
+      expect(await exitWithin(children, maxExitMs)).not.toBe('waits');
       for (const child of children) expect(child.signalCode).toBe('SIGKILL');
     });
     await run('umount', [mount.at]);
@@ -163,13 +166,13 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
     async (order) => {
       await using mounts = await startKeeperMounts();
       const mount = await mounts.mount(await source(), { cacheMs: 60_000 });
-      const folder = it.on('folder');
+      const folder = exported.on('folder');
       writeFileSync(join(folder, 'new'), 'new');
       const script = 'exec 3<"$1/file"; stat "$1/new" >/dev/null; echo open; read go; exec mv -f "$1/new" "$1/file"';
       const child = spawn('sh', ['-c', script, 'sh', mount.at], { stdio: ['pipe', 'pipe', 'ignore'] });
       await once(child.stdout, 'data');
       await mounts.ready();
-      await it.frozen(async () => {
+      await exported.frozen(async () => {
         child.stdin.end('go\n');
         await eventually(
           () => mount.waiting(),
@@ -179,7 +182,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
           () => mounts.killDataPath(),
           async () => {
             child.kill('SIGKILL');
-            expect(await endsAlone([child], endMs)).not.toBe('waits');
+            expect(await exitWithin([child], maxExitMs)).not.toBe('waits');
           },
         ];
         // Time to send calls that the server will execute later.
@@ -201,27 +204,27 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
 
   test('while one mount is forcibly unmounted: another mount of the same server gets its own answers', async () => {
     await using mounts = await startKeeperMounts();
-    const gone = await mounts.mount(await source(), { cacheMs: 0 });
-    const stays = await mounts.mount(await source('other'));
-    for (const { at } of [gone, stays]) await run('ls', [at]);
-    await it.frozen(async () => {
-      const children = await waiters(gone);
-      await gone.abort();
-      expect(await endsAlone(children, endMs)).not.toBe('waits');
+    const abortedMount = await mounts.mount(await source(), { cacheMs: 0 });
+    const remainingMount = await mounts.mount(await source('other'));
+    for (const { at } of [abortedMount, remainingMount]) await run('ls', [at]);
+    await exported.frozen(async () => {
+      const children = await startWaitingPrograms(abortedMount);
+      await abortedMount.abort();
+      expect(await exitWithin(children, maxExitMs)).not.toBe('waits');
       await eventually(
         () => mounts.ready(),
         (state) => state.mounts === 1,
       );
     });
     // When the server continues, calls in flight of the removed mount continue, too.
-    await runFioVerify(stays.at, mounts.folder);
+    await runFioVerify(remainingMount.at, mounts.folder);
     await runWithFaults(
       2,
       () => mounts.killDataPath(),
-      () => runFioVerify(stays.at, mounts.folder),
+      () => runFioVerify(remainingMount.at, mounts.folder),
     );
-    expect((await run('cat', [stays.on('file')])).stdout).toBe('data'.repeat(1000));
-    await run('umount', [gone.at, stays.at]);
+    expect((await run('cat', [remainingMount.on('file')])).stdout).toBe('data'.repeat(1000));
+    await run('umount', [abortedMount.at, remainingMount.at]);
   });
 
   test('soft: the deadline continues when the data path is replaced', async () => {
@@ -230,17 +233,17 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
     const mount = await mounts.mount(await source(), { cacheMs: 0, softMs });
     await run('ls', [mount.at]);
     await mounts.ready();
-    await it.frozen(async () => {
-      const begun = performance.now();
+    await exported.frozen(async () => {
+      const startedAt = performance.now();
       // After an error rm makes a second call.
-      const asking = deeds(mount).filter(([program]) => program !== 'rm');
-      const failing = Promise.allSettled(asking.map(([program, ...args]) => run(program, args)));
+      const commands = commandsOn(mount).filter(([program]) => program !== 'rm');
+      const commandResults = Promise.allSettled(commands.map(([program, ...args]) => run(program, args)));
       await sleep(killedMs);
       await mounts.killDataPath();
-      for (const one of await failing)
+      for (const one of await commandResults)
         expect(one).toMatchObject({ reason: { killed: false, stderr: expect.stringContaining('Input/output error') } });
-      expect(performance.now() - begun).toBeGreaterThan(killedMs);
-      expect(performance.now() - begun).toBeLessThan(killedMs + softMs - 1_000);
+      expect(performance.now() - startedAt).toBeGreaterThan(killedMs);
+      expect(performance.now() - startedAt).toBeLessThan(killedMs + softMs - 1_000);
     });
     await run('umount', [mount.at]);
   });
@@ -250,18 +253,18 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
     const mount = await mounts.mount(await source(), { cacheMs: 0 });
     await run('ls', [mount.at]);
     const { active } = await mounts.ready();
-    const still = [mounts.keeper.pid, active?.pid ?? 0];
-    await it.frozen(async () => {
-      const children = await waiters(mount);
+    const suspendedPids = [mounts.keeper.pid, active?.pid ?? 0];
+    await exported.frozen(async () => {
+      const children = await startWaitingPrograms(mount);
       try {
-        for (const pid of still) await suspend(pid);
+        for (const pid of suspendedPids) await suspend(pid);
         for (const child of children) child.kill('SIGKILL');
         // The kernel waits for the answer to a request that was read; otherwise the next lines would prove nothing.
-        expect(await endsAlone(children, 2_000)).toBe('waits');
+        expect(await exitWithin(children, 2_000)).toBe('waits');
         await mount.abort();
-        expect(await endsAlone(children, endMs)).not.toBe('waits');
+        expect(await exitWithin(children, maxExitMs)).not.toBe('waits');
       } finally {
-        for (const pid of still) process.kill(pid, 'SIGCONT');
+        for (const pid of suspendedPids) process.kill(pid, 'SIGCONT');
       }
     });
   });

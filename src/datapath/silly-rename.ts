@@ -5,72 +5,72 @@ import type { Request } from '#wire/fuse/operations.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
 import type { DirOpArgs, Wcc } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
-import type { Context } from './context.ts';
 import { asErrno, isNotExecuted } from './errors.ts';
 import type { ResolvedName } from './find-name.ts';
 import { createHiddenNameCalls, type EntryName, withIdentity } from './hidden-name-calls.ts';
 import type { Caller } from './identity.ts';
+import type { MountContext } from './mount-context.ts';
 import type { HiddenName } from './ports.ts';
 import type { Charges } from './quota/charges.ts';
 
 /** NFS has no open files without a name: an open file gets a hidden name (silly rename) before it loses its own. */
 export interface SillyRename {
   /**
-   * Removes a name from an object. An open file gets a hidden name first, and keeps or regains its own if `take` is
-   * refused. Other changes to its names wait meanwhile.
+   * Removes a name from an object. An open file gets a hidden name first, and keeps or regains its own if `perform`
+   * is refused. Other changes to its names wait meanwhile.
    */
   removeName(removal: NameRemoval, request: Request): Promise<void>;
   /** Runs an open. The file counts as open until that fails. */
-  opening<R>(id: number, request: Request, open: () => Promise<R>): Promise<R>;
+  runOpen<R>(id: number, request: Request, open: () => Promise<R>): Promise<R>;
   /** Removes the hidden name after the last close. Undefined: it has none. */
-  closed(id: number, request: Request): Promise<void> | undefined;
+  removeAfterLastClose(id: number, request: Request): Promise<void> | undefined;
   /** The kernel has forgotten the node. */
   forget(id: number): void;
 }
 
 export interface NameRemoval {
   /**
-   * Must not lie in the request's memory, nor anything `take` uses (see `copyEntryName`): the request may be answered
-   * before this ends.
+   * Must not lie in the request's memory, nor anything that `perform` uses (see `copyEntryName`): the request may be
+   * answered before this ends.
    */
-  readonly at: EntryName;
-  readonly there: ResolvedName;
+  readonly entryName: EntryName;
+  readonly resolved: ResolvedName;
   /** Another object takes over the name. Until then the name must refer to this object, even after a crash. */
   readonly isReplaced: boolean;
   /** `isHidden`: the object has a hidden name; if nothing replaces it, it has already lost this one. */
-  readonly take: (isHidden: boolean, request: Request) => Promise<void>;
+  readonly perform: (isHidden: boolean, request: Request) => Promise<void>;
 }
 
 export const copyEntryName = ({ parent, name }: EntryName): EntryName => ({ parent, name: Buffer.from(name) });
 
-export type CallOnPlace = (place: DirOpArgs, options: CallOptions) => Promise<Wcc>;
+export type RemoveCall = (place: DirOpArgs, options: CallOptions) => Promise<Wcc>;
 
 export interface SillyRenameParts {
-  readonly charges: Pick<Charges, 'spaceToFree' | 'removed'>;
+  readonly charges: Pick<Charges, 'spaceToFree' | 'recordRemoval'>;
   /** Resolves when hidden names may be removed: RELEASE itself cannot be delayed until then. */
   readonly ready: () => Promise<void> | undefined;
-  readonly remove: (at: EntryName, request: Request, call: CallOnPlace) => Promise<void>;
+  readonly remove: (at: EntryName, request: Request, call: RemoveCall) => Promise<void>;
   /** Records that the name is absent. */
   readonly recordAbsent: (at: EntryName) => void;
 }
 
 /** The form that other NFS clients use: backup programs skip them. */
-const hiddenName = (): string => `.nfs${randomBytes(12).toString('hex')}`;
+const newHiddenName = (): string => `.nfs${randomBytes(12).toString('hex')}`;
 
-const never = new AbortController().signal;
+const neverAborts = new AbortController().signal;
 
 export function createSillyRename(
-  context: Context,
+  context: MountContext,
   { charges, ready, remove, recordAbsent }: SillyRenameParts,
 ): SillyRename {
   const { nfs, nodes, server, attributes, waitFor } = context;
-  const calls = createHiddenNameCalls(context, recordAbsent);
-  /** Who hid a file: the last close may come from another user, or from none. */
+  const hiddenNameCalls = createHiddenNameCalls(context, recordAbsent);
+  /** The user who hid each file: the last close may come from another user, or from none. */
   const hiddenBy = new Map<number, Caller>();
   /** OPENs in progress, by file. The journal counts them when they have succeeded. */
   const openings = new Map<number, number>();
   /** Files that are not open and may be losing their last name. */
-  const leaving = new Set<number>();
+  const removing = new Set<number>();
   /** By file. The server may reorder calls: a hidden name removed before it is created would stay forever. */
   const lock = createKeyedLock();
   const lockFile = (id: number, request: Request): Promise<Disposable> =>
@@ -84,18 +84,18 @@ export function createSillyRename(
    */
   function runToCompletion(request: Request, work: (request: Request) => Promise<void>): Promise<void> {
     const { uid, gid, pid, resent } = request;
-    const end = work({ uid, gid, pid, resent, slot: -1, signal: never }).catch((cause: unknown) => {
+    const end = work({ uid, gid, pid, resent, slot: -1, signal: neverAborts }).catch((cause: unknown) => {
       throw asErrno(cause);
     });
     return waitFor(request, (signal) => unlessAborted(end, signal));
   }
 
-  async function whileLeaving(id: number, work: () => Promise<void>): Promise<void> {
-    leaving.add(id);
+  async function whileRemoving(id: number, work: () => Promise<void>): Promise<void> {
+    removing.add(id);
     try {
       await work();
     } finally {
-      leaving.delete(id);
+      removing.delete(id);
       // The next open must ask the server.
       attributes.expire(id);
     }
@@ -103,7 +103,7 @@ export function createSillyRename(
 
   /** The file no longer has a hidden name. The link count shown did not include it. */
   function clearHidden(id: number): void {
-    nodes.hide(id, undefined);
+    nodes.setHiddenName(id, undefined);
     attributes.setHidden(id, false);
     attributes.expire(id);
     hiddenBy.delete(id);
@@ -112,34 +112,34 @@ export function createSillyRename(
   async function removeHidden(id: number, hidden: HiddenName, request: Request): Promise<void> {
     const parent = nodes.find(hidden.directory)?.id;
     const before = await charges.spaceToFree(id, request);
-    const call: CallOnPlace = ({ directory, name }, options) =>
+    const call: RemoveCall = ({ directory, name }, options) =>
       nfs.remove(directory, name, { ...options, expected: 'anything' });
     try {
       if (parent !== undefined) await remove({ parent, name: Buffer.from(hidden.name) }, request, call);
-      else await calls.asCallerOnly(hidden, request, (options) => call(hidden, options));
-      charges.removed(id, before);
+      else await hiddenNameCalls.asCallerOnly(hidden, request, (options) => call(hidden, options));
+      charges.recordRemoval(id, before);
     } catch (cause) {
-      // It is gone already: another client removed it, or an earlier REMOVE of ours whose answer was lost.
+      // The hidden name is gone: another client removed it, or an earlier REMOVE of this client whose reply was lost.
       if (!isNfsError(cause, 'NOENT', 'STALE')) throw cause;
     }
     // The kernel may have forgotten the file, if the closing process was interrupted.
-    if (nodes.hidden(id)?.name === hidden.name) clearHidden(id);
+    if (nodes.hiddenName(id)?.name === hidden.name) clearHidden(id);
   }
 
   async function renameAndRemove(
     id: number,
-    { at, there, isReplaced, take }: NameRemoval,
+    { entryName, resolved: there, isReplaced, perform: take }: NameRemoval,
     request: Request,
   ): Promise<void> {
-    const hidden: HiddenName = { directory: server.node(at.parent).handle, name: hiddenName() };
+    const hidden: HiddenName = { directory: server.node(entryName.parent).handle, name: newHiddenName() };
     const name = Buffer.from(hidden.name);
-    const isRecorded = (): boolean => nodes.hidden(id)?.name === hidden.name;
-    nodes.hide(id, hidden);
-    /** Added beside its own name. */
+    const isRecorded = (): boolean => nodes.hiddenName(id)?.name === hidden.name;
+    nodes.setHiddenName(id, hidden);
+    /** The hidden name was added as a second link. */
     let isAdded = false;
     try {
-      isAdded = isReplaced && (await calls.addName(id, { parent: at.parent, name }, request));
-      if (!isAdded) await calls.move(at, name, there, request);
+      isAdded = isReplaced && (await hiddenNameCalls.addName(id, { parent: entryName.parent, name }, request));
+      if (!isAdded) await hiddenNameCalls.move(entryName, name, there, request);
     } catch (cause) {
       if (isNotExecuted(cause) && isRecorded()) clearHidden(id);
       throw cause;
@@ -156,7 +156,7 @@ export function createSillyRename(
       hasHiddenName = false;
       if (isRecorded()) clearHidden(id);
       // If this fails, leave the file: the caller gets an error that says nothing was done.
-      if (!isAdded) await calls.move({ parent: at.parent, name }, at.name, there, request);
+      if (!isAdded) await hiddenNameCalls.move({ parent: entryName.parent, name }, entryName.name, there, request);
     };
     try {
       await take(true, request);
@@ -166,63 +166,68 @@ export function createSillyRename(
     } finally {
       // The file was closed meanwhile, perhaps by an interrupted process, before the hidden name was known to exist.
       if (hasHiddenName && !isOpen(id))
-        await whileLeaving(id, () => removeHidden(id, hidden, request)).catch(() => undefined);
+        await whileRemoving(id, () => removeHidden(id, hidden, request)).catch(() => undefined);
     }
   }
 
   async function removeHiddenIfClosed(id: number, request: Request): Promise<void> {
-    const first = ready();
-    if (first !== undefined) await waitFor(request, (signal) => unlessAborted(first, signal));
+    const readyNow = ready();
+    if (readyNow !== undefined) await waitFor(request, (signal) => unlessAborted(readyNow, signal));
     using _removing = await lockFile(id, request);
-    const hidden = nodes.hidden(id);
+    const hidden = nodes.hiddenName(id);
     // Hiding failed, or the file was reopened; then the next close removes the name.
     if (hidden === undefined || isOpen(id)) return;
-    await whileLeaving(id, async () => {
-      const who = hiddenBy.get(id) ?? (await calls.ownerOf(hidden, request));
-      await removeHidden(id, hidden, withIdentity(request, who));
+    await whileRemoving(id, async () => {
+      const caller = hiddenBy.get(id) ?? (await hiddenNameCalls.ownerOf(hidden, request));
+      await removeHidden(id, hidden, withIdentity(request, caller));
     });
   }
 
-  const closed: SillyRename['closed'] = (id, request) =>
-    nodes.hidden(id) === undefined ? undefined : removeHiddenIfClosed(id, request);
+  const removeAfterLastClose: SillyRename['removeAfterLastClose'] = (id, request) =>
+    nodes.hiddenName(id) === undefined ? undefined : removeHiddenIfClosed(id, request);
 
-  function opened(id: number): void {
+  function endOpening(id: number): void {
     const others = (openings.get(id) ?? 0) - 1;
     if (others > 0) openings.set(id, others);
     else openings.delete(id);
   }
 
   return {
-    closed,
+    removeAfterLastClose,
     forget: (id) => void hiddenBy.delete(id),
     removeName: async (removal, request) => {
-      const { there, take } = removal;
+      const { resolved: there, perform: take } = removal;
       const id = nodes.find(there.handle)?.id;
       if (id === undefined) return await take(false, request);
-      using held = new DisposableStack();
-      held.use(await lockFile(id, request));
-      const takeOnly = () => whileLeaving(id, () => take(false, request));
+      using lockScope = new DisposableStack();
+      lockScope.use(await lockFile(id, request));
+      const takeOnly = () => whileRemoving(id, () => take(false, request));
       if (!isOpen(id)) return await takeOnly();
-      const before = nodes.hidden(id);
-      if (before !== undefined && (await calls.isAt(before, there, withIdentity(request, hiddenBy.get(id) ?? request))))
+      const before = nodes.hiddenName(id);
+      if (
+        before !== undefined &&
+        (await hiddenNameCalls.hasHiddenName(before, there, withIdentity(request, hiddenBy.get(id) ?? request)))
+      )
         return await takeOnly();
-      const fileLock = held.move();
-      await runToCompletion(request, (itself) =>
-        renameAndRemove(id, removal, itself).finally(() => fileLock.dispose()),
+      const fileLock = lockScope.move();
+      await runToCompletion(request, (ownRequest) =>
+        renameAndRemove(id, removal, ownRequest).finally(() => fileLock.dispose()),
       );
     },
-    opening: async (id, request, open) => {
+    runOpen: async (id, request, open) => {
       openings.set(id, (openings.get(id) ?? 0) + 1);
       try {
-        if (leaving.has(id)) (await lockFile(id, request))[Symbol.dispose]();
+        if (removing.has(id)) (await lockFile(id, request))[Symbol.dispose]();
         const result = await open();
-        opened(id);
+        endOpening(id);
         return result;
       } catch (cause) {
-        opened(id);
+        endOpening(id);
         // The file may have been hidden only because of this open, or left hidden by an earlier close.
-        if (!isOpen(id) && nodes.hidden(id) !== undefined)
-          await runToCompletion(request, async (itself) => await closed(id, itself)).catch(() => undefined);
+        if (!isOpen(id) && nodes.hiddenName(id) !== undefined)
+          await runToCompletion(request, async (ownRequest) => await removeAfterLastClose(id, ownRequest)).catch(
+            () => undefined,
+          );
         throw cause;
       }
     },

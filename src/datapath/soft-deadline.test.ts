@@ -6,26 +6,26 @@ import type { Operations, Request, Statfs } from '#wire/fuse/operations.ts';
 import { withSoftDeadline } from './soft-deadline.ts';
 
 /** A file system that never answers, but ends interrupted requests. */
-function waiting(softMs: number | undefined, ages: ReadonlyMap<number, number>) {
+function createSilentFileSystem(softMs: number | undefined, ages: ReadonlyMap<number, number>) {
   const clock = createFakeClock();
   const statfs = (_node: number, { signal }: Request): Promise<Statfs> =>
     unlessAborted(new Promise<never>(() => undefined), signal).catch((cause: unknown) => {
       throw new Errno('EINTR', cause);
     });
-  const on = withSoftDeadline({ statfs }, { clock, softMs, ages }) as Operations;
-  const ask = (place: number, { signal }: AbortController = new AbortController()) => {
-    const asked = { code: 'waits' };
-    const answer = on.statfs(1, { uid: 0, gid: 0, pid: 1, slot: place, resent: false, signal }) as Promise<Statfs>;
+  const operations = withSoftDeadline({ statfs }, { clock, softMs, requestAges: ages }) as Operations;
+  const startRequest = (place: number, { signal }: AbortController = new AbortController()) => {
+    const state = { code: 'waits' };
+    const answer = operations.statfs(1, { uid: 0, gid: 0, pid: 1, slot: place, resent: false, signal }) as Promise<Statfs>;
     answer.catch((cause: Errno) => {
-      asked.code = cause.code;
+      state.code = cause.code;
     });
-    return asked;
+    return state;
   };
-  const pass = async (ms: number): Promise<void> => {
+  const advance = async (ms: number): Promise<void> => {
     clock.advance(ms);
     await new Promise(setImmediate);
   };
-  return { ask, pass };
+  return { ask: startRequest, pass: advance };
 }
 
 test('soft: a request of the predecessor has the rest of its time, and new requests are not affected', async () => {
@@ -33,10 +33,10 @@ test('soft: a request of the predecessor has the rest of its time, and new reque
     [3, 700],
     [4, 5_000],
   ]);
-  const { ask, pass } = waiting(1_000, ages);
+  const { ask, pass } = createSilentFileSystem(1_000, ages);
   const [before, long, other] = [ask(3), ask(4), ask(5)];
   ages.clear();
-  const again = ask(3);
+  const reusedPlace = ask(3);
   await pass(0);
   expect([before.code, long.code]).toEqual(['waits', 'EIO']);
   await pass(299);
@@ -44,21 +44,21 @@ test('soft: a request of the predecessor has the rest of its time, and new reque
   await pass(1);
   expect(before.code).toBe('EIO');
   await pass(100_000);
-  expect([other.code, again.code]).toEqual(['waits', 'waits']);
+  expect([other.code, reusedPlace.code]).toEqual(['waits', 'waits']);
 });
 
 test('a request interrupted meanwhile fails with EINTR', async () => {
-  const { ask, pass } = waiting(1_000, new Map([[3, 700]]));
+  const { ask, pass } = createSilentFileSystem(1_000, new Map([[3, 700]]));
   const interrupt = new AbortController();
-  const asked = ask(3, interrupt);
+  const state = ask(3, interrupt);
   interrupt.abort();
   await pass(0);
-  expect(asked.code).toBe('EINTR');
+  expect(state.code).toBe('EINTR');
 });
 
 test('hard: there is no deadline', async () => {
-  const { ask, pass } = waiting(undefined, new Map([[3, 700]]));
-  const asked = ask(3);
+  const { ask, pass } = createSilentFileSystem(undefined, new Map([[3, 700]]));
+  const state = ask(3);
   await pass(100_000_000);
-  expect(asked.code).toBe('waits');
+  expect(state.code).toBe('waits');
 });

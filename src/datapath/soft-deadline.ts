@@ -10,7 +10,7 @@ export interface SoftDeadlineParts {
    * By journal place: the age of a request that a predecessor had read. Set only while that request starts, since
    * places are reused.
    */
-  readonly ages: ReadonlyMap<number, number>;
+  readonly requestAges: ReadonlyMap<number, number>;
 }
 
 type AnyOperation = (...args: never[]) => unknown;
@@ -21,32 +21,37 @@ type AnyOperation = (...args: never[]) => unknown;
  */
 export function withSoftDeadline(
   operations: Partial<Operations>,
-  { clock, softMs, ages }: SoftDeadlineParts,
+  { clock, softMs, requestAges }: SoftDeadlineParts,
 ): Partial<Operations> {
   if (softMs === undefined) return operations;
 
-  async function within(does: AnyOperation, args: readonly unknown[], request: Request, ms: number): Promise<unknown> {
+  async function runWithin(
+    operation: AnyOperation,
+    args: readonly unknown[],
+    request: Request,
+    ms: number,
+  ): Promise<unknown> {
     using limit = clock.deadline(ms, request.signal);
-    const { uid, gid, pid, slot: place, resent } = request;
-    const limited: Request = { uid, gid, pid, slot: place, resent, signal: limit.signal };
+    const { uid, gid, pid, slot, resent } = request;
+    const limitedRequest: Request = { uid, gid, pid, slot, resent, signal: limit.signal };
     try {
-      return await does(...([...args.slice(0, -1), limited] as never[]));
+      return await operation(...([...args.slice(0, -1), limitedRequest] as never[]));
     } catch (cause) {
       const isOurs = limit.signal.aborted && !request.signal.aborted;
       throw isOurs && cause instanceof Errno && cause.code === 'EINTR' ? new Errno('EIO', cause) : cause;
     }
   }
 
-  const limited =
-    (does: AnyOperation): AnyOperation =>
+  const withDeadline =
+    (operation: AnyOperation): AnyOperation =>
     (...args) => {
       const request = args.at(-1) as unknown as Request;
-      const age = ages.get(request.slot);
-      return age === undefined ? does(...args) : within(does, args, request, Math.max(0, softMs - age));
+      const age = requestAges.get(request.slot);
+      return age === undefined ? operation(...args) : runWithin(operation, args, request, Math.max(0, softMs - age));
     };
   const all = Object.entries(operations).map(([name, does]) => [
     name,
-    name === 'forget' ? does : limited(does as AnyOperation),
+    name === 'forget' ? does : withDeadline(does as AnyOperation),
   ]);
   return Object.fromEntries(all) as Partial<Operations>;
 }

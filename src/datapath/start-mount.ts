@@ -3,13 +3,13 @@ import type { Budget } from './budget.ts';
 import type { Connections, ServerLease } from './connections.ts';
 import { createDataLossLog } from './data-loss-log.ts';
 import { type FileSystemOptions, openFileSystem } from './file-system.ts';
-import { fuseInitOptions, refuseLocks } from './fuse-init-options.ts';
+import { fuseInitOptions, lockRefusals } from './fuse-init-options.ts';
 import { holdUntilDrained } from './hold-until-drained.ts';
 import type { MountRows } from './journal/mounts.ts';
 import type { NodeTable } from './journal/nodes.ts';
 import type { Requests, UnfinishedRequest } from './journal/requests.ts';
 import { createMountJournal } from './mount-journal.ts';
-import { type MountSpec, readSpec } from './mount-spec.ts';
+import { type MountSpec, readMountSpec } from './mount-spec.ts';
 import type { PoisonRequests } from './poison-requests.ts';
 import type { PredecessorConnections } from './predecessor-connections.ts';
 import type { ProgramParts, ReceivedMount } from './program.ts';
@@ -34,7 +34,7 @@ export interface ProcessResources {
   readonly caches: SharedCaches;
   readonly budget: Budget;
   /** Mounts that wait for memory. */
-  readonly paused: Set<() => void>;
+  readonly pausedMounts: Set<() => void>;
   readonly poisonRequests: PoisonRequests;
   /** A predecessor's unfinished requests, by the mount's index in the journal. Removed when their mount is served. */
   readonly unfinished: Map<number, UnfinishedRequest[]>;
@@ -42,7 +42,7 @@ export interface ProcessResources {
   readonly running: Map<string, RunningMount>;
 }
 
-interface QuotaRequest extends Pick<MountQuotaParts, 'mount' | 'kept' | 'ready'> {
+interface QuotaRequest extends Pick<MountQuotaParts, 'mount' | 'storedGrowth' | 'ready'> {
   readonly spec: MountSpec;
   readonly server: ServerLease;
 }
@@ -56,7 +56,7 @@ export interface RunningMount extends Disposable {
   /** In the journal. */
   readonly index: number;
   readonly served: ServedMount;
-  readonly behind: UncommittedWrites;
+  readonly uncommitted: UncommittedWrites;
 }
 
 /** Serves one mount and adds it to `running`. */
@@ -74,39 +74,39 @@ export async function startMount(
   } = resources;
   const { clock, log } = parts;
   using cleanup = new DisposableStack();
-  let isGiven = false;
+  let isDescriptorMoved = false;
   cleanup.defer(() => {
-    if (!isGiven) closeSync(fd);
+    if (!isDescriptorMoved) closeSync(fd);
   });
-  const spec = readSpec(receivedSpec);
-  const row = rows.of(id);
+  const spec = readMountSpec(receivedSpec);
+  const row = rows.getOrCreate(id);
   const server = resources.connections.acquire(spec);
   const unmounted = new AbortController();
   cleanup.defer(() => unmounted.abort());
-  const { signal: ended } = unmounted;
-  const journal = createMountJournal({ requests, growth: rows.growth(row.index) }, ended);
-  const ready = (): Promise<void> | undefined => predecessorConnections.ready(server.about);
-  const quota = quotaOf({ mount: id, spec, server, kept: journal.growth, ready }, parts);
+  const { signal: mountEnded } = unmounted;
+  const journal = createMountJournal({ requests, growth: rows.storedGrowth(row.index) }, mountEnded);
+  const ready = (): Promise<void> | undefined => predecessorConnections.ready(server.serverAddress);
+  const quota = openQuota({ mount: id, spec, server, storedGrowth: journal.growth, ready }, parts);
   cleanup.use(quota);
   leases.add(server);
-  // It references the whole file system.
+  // The lease references the whole file system.
   cleanup.defer(() => leases.delete(server));
   const root = Buffer.from(spec.root, 'base64');
-  const mountNodes = nodes.of(row.index, root);
+  const mountNodes = nodes.openMount(row.index, root);
   const { softMs } = spec;
-  const { operations, behind } = cleanup.use(
+  const { operations, uncommitted } = cleanup.use(
     openFileSystem({
       nfs: server.nfs,
       nodes: mountNodes,
       proofs: journal.proofs,
       clock,
       shared: resources.caches,
-      ended,
+      mountEnded,
       quota: quota.quota,
       notify: (bytes) => served.notify(bytes),
-      notifyApart: (bytes) => served.notifyApart(bytes),
-      behind: {
-        journal: { keep: journal.keep, free: (place) => served.committed(place) },
+      notifyFromThread: (bytes) => served.notifyFromThread(bytes),
+      writeBehind: {
+        journal: { keep: journal.keep, free: (place) => served.freeWrite(place) },
         budget: resources.budget,
         ready,
         onLost: createDataLossLog({ clock, log, mount: id, report: parts.report }),
@@ -115,59 +115,60 @@ export async function startMount(
     }),
   );
   // Late writes must not overwrite those of another node that mounts the volume now.
-  cleanup.defer(() => void behind.stop());
-  server.onConnected(behind.revalidate);
+  cleanup.defer(() => void uncommitted.stop());
+  server.onConnected(uncommitted.revalidate);
   const unanswered = unfinished.get(row.index) ?? [];
-  const ages = new Map<number, number>();
+  const requestAges = new Map<number, number>();
   const heldOperations = holdUntilDrained(
-    { ...operations, ...(spec.locks === 'refused' ? refuseLocks : {}) },
-    { clock, ready, softMs, ended },
+    { ...operations, ...(spec.locks === 'refused' ? lockRefusals : {}) },
+    { clock, ready, softMs, mountEnded },
   );
-  isGiven = true;
+  isDescriptorMoved = true;
   const served = await serveMount({
     fd,
     mount: row.index,
     requests,
-    paused: resources.paused,
-    left: unanswered,
+    pausedMounts: resources.pausedMounts,
+    unfinished: unanswered,
     clock,
     poisonRequests: resources.poisonRequests,
-    ages,
-    operations: unanswered.length === 0 ? heldOperations : withSoftDeadline(heldOperations, { clock, softMs, ages }),
-    onUnreleased: mountNodes.closed,
+    requestAges,
+    operations:
+      unanswered.length === 0 ? heldOperations : withSoftDeadline(heldOperations, { clock, softMs, requestAges }),
+    onUnreleased: mountNodes.removeOpen,
     initOptions: fuseInitOptions(spec),
-    onBehind: behind.restore,
+    onAnsweredWrite: uncommitted.restore,
     // Another mount may hold the memory that this one waits for.
     onFull: () => {
-      for (const other of running.values()) other.behind.commitSoon();
-      behind.commitSoon();
+      for (const other of running.values()) other.uncommitted.commitSoon();
+      uncommitted.commitSoon();
     },
-    onAgreed: (agreement) => rows.setAgreement(row.index, agreement),
+    onInit: (initResult) => rows.setInitResult(row.index, initResult),
     onFault: (operation, cause) => log.error('a request failed because of a bug', { operation, cause: String(cause) }),
     onEnd: (code) => {
       // Closed by us: the keeper knows, and may already have another mount with that id.
       if (code === 'closed') return;
       log.info('a mount ended', { mount: id, code });
-      parts.ended(id);
+      parts.reportEnded(id);
     },
   });
   unfinished.delete(row.index);
   cleanup.use(served);
-  const kept = cleanup.move();
-  running.set(id, { index: row.index, served, behind, [Symbol.dispose]: () => kept.dispose() });
+  const mountResources = cleanup.move();
+  running.set(id, { index: row.index, served, uncommitted, [Symbol.dispose]: () => mountResources.dispose() });
 }
 
 /** Also owns the connection, which it needs until unused grants are returned. */
-function quotaOf({ spec, server, ...own }: QuotaRequest, { clock, log }: ProgramParts): MountedQuota {
+function openQuota({ spec, server, ...quotaParts }: QuotaRequest, { clock, log }: ProgramParts): MountedQuota {
   if (spec.quota === undefined) return { quota: undefined, [Symbol.dispose]: () => server[Symbol.dispose]() };
   const removed = new AbortController();
   const failed = (cause: unknown): void =>
-    log.warn('failed to count the volume', { mount: own.mount, cause: String(cause) });
+    log.warn('failed to count the volume', { mount: quotaParts.mount, cause: String(cause) });
   const quota = createMountQuota({
     nfs: server.nfs,
     spec,
     quota: spec.quota,
-    ...own,
+    ...quotaParts,
     clock,
     signal: removed.signal,
     failed,

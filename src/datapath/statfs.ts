@@ -1,15 +1,15 @@
 import type { Operations, Statfs } from '#wire/fuse/operations.ts';
-import type { Context } from './context.ts';
 import { access } from './identity.ts';
+import type { MountContext } from './mount-context.ts';
 import type { Quota } from './quota/quota.ts';
 
 const statfsBlock = 4096;
 
 /** `quota`: undefined shows the export's size. */
-export function createStatfs({ nfs, server }: Context, quota: Quota | undefined): Operations['statfs'] {
+export function createStatfs({ nfs, server }: MountContext, quota: Quota | undefined): Operations['statfs'] {
   return async (id, request) => {
     if (quota !== undefined) return quotaStatfs(quota.statfs());
-    const found = await server.callOn(request, id, (handle, how) => nfs.fsstat(handle, how), access.none);
+    const found = await server.callOn(request, id, (handle, options) => nfs.fsstat(handle, options), access.none);
     const blocks = (bytes: bigint): number => Number(bytes / BigInt(statfsBlock));
     return {
       blocks: blocks(found.totalBytes),

@@ -15,31 +15,31 @@ describe.skipIf(needs('root', 'fuse', 'openssl'))('a TLS server that restarts', 
     { timeout: 60_000 },
     async (fault) => {
       const { key, cert } = certificate('server');
-      const own = await startOwnServer({ tls: { options: { key, cert }, required: true } });
-      const door = await startFaultProxy(own.server);
-      const wish = { options: { ca: cert }, program: nfsProgram, version: nfsVersion };
-      const { root } = await own.mount({ tls: wish });
+      const server = await startOwnServer({ tls: { options: { key, cert }, required: true } });
+      const proxy = await startFaultProxy(server.server);
+      const tlsUpgrade = { options: { ca: cert }, program: nfsProgram, version: nfsVersion };
+      const { root } = await server.mount({ tls: tlsUpgrade });
       await using mounts = await startKeeperMounts();
-      const source = { host: door.host, port: door.port, root: Buffer.from(root).toString('base64') };
+      const source = { host: proxy.host, port: proxy.port, root: Buffer.from(root).toString('base64') };
       const tls = { ca: String(cert), certificate: undefined, key: undefined, serverName: undefined };
       const mount = await mounts.mount(source, { tls, cacheMs: 0 });
-      writeFileSync(join(own.directory, 'file'), 'data');
+      writeFileSync(join(server.directory, 'file'), 'data');
       await run('cat', [mount.on('file')]);
-      door.fault = fault;
-      door.cut();
-      const before = door.connections;
+      proxy.fault = fault;
+      proxy.cut();
+      const before = proxy.connections;
       const work = Promise.all([
         run('cat', [mount.on('file')]),
         run('mkdir', [mount.on('directory')]),
         run('sh', ['-c', 'echo new >"$1"', 'sh', mount.on('new')]),
       ]);
       work.catch(() => undefined);
-      await expect.poll(() => door.connections - before, { timeout: 20_000 }).toBeGreaterThan(8);
+      await expect.poll(() => proxy.connections - before, { timeout: 20_000 }).toBeGreaterThan(8);
       expect(await mount.waiting()).toBeGreaterThanOrEqual(3);
-      door.fault = 'passes';
+      proxy.fault = 'passes';
       expect((await work)[0].stdout).toBe('data');
-      expect(readdirSync(own.directory).toSorted()).toEqual(['directory', 'file', 'new']);
-      expect(readFileSync(join(own.directory, 'new'), 'utf8')).toBe('new\n');
+      expect(readdirSync(server.directory).toSorted()).toEqual(['directory', 'file', 'new']);
+      expect(readFileSync(join(server.directory, 'new'), 'utf8')).toBe('new\n');
       await run('umount', [mount.at]);
     },
   );
@@ -52,8 +52,8 @@ describe.skipIf(needs('root', 'fuse', 'openssl'))('a mount whose certificate is 
     const own = await startOwnServer({ tls: { options, required: true }, confined: ['keeper'] });
     mkdirSync(join(own.directory, 'volume'));
     mkdirSync(join(own.directory, '.stowage', 'quota', 'id'), { recursive: true });
-    const wish = { options: { ca: server.cert, ...agent }, program: nfsProgram, version: nfsVersion };
-    const { nfs, root } = await own.mount({ tls: wish });
+    const tlsUpgrade = { options: { ca: server.cert, ...agent }, program: nfsProgram, version: nfsVersion };
+    const { nfs, root } = await own.mount({ tls: tlsUpgrade });
     const find = async (...names: readonly string[]): Promise<string> => {
       let at = root;
       for (const name of names) at = (await nfs.lookup(at, name)).handle;

@@ -3,7 +3,7 @@ import type { Device } from '#wire/fuse/device.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import { header } from '#wire/fuse/message.ts';
 import type { Session } from '#wire/fuse/session.ts';
-import { maxByChance } from './journal/crash-suspects.ts';
+import { maxCoincidentalCrashes } from './journal/crash-suspects.ts';
 import type { UnfinishedRequest } from './journal/requests.ts';
 import { readJournaledWrite, writeReply } from './journaled-write.ts';
 import type { ServedMountOptions } from './served-mount.ts';
@@ -12,8 +12,8 @@ import type { ServedMountOptions } from './served-mount.ts';
 export interface UnfinishedReplay {
   /** Answered writes come first, then all others in their order. */
   start(): void;
-  /** The requester of a suspect was interrupted: if the request has not been started, it is given up. */
-  interrupted(place: number): void;
+  /** Gives up a suspect whose requester was interrupted, if it has not been started. */
+  giveUpInterrupted(place: number): void;
   /** The places of suspects that have not been started. */
   notStarted(): Iterable<number>;
 }
@@ -21,7 +21,7 @@ export interface UnfinishedReplay {
 interface UnfinishedReplayOptions
   extends Pick<
     ServedMountOptions,
-    'left' | 'requests' | 'clock' | 'poisonRequests' | 'ages' | 'onUnreleased' | 'onBehind'
+    'unfinished' | 'requests' | 'clock' | 'poisonRequests' | 'requestAges' | 'onUnreleased' | 'onAnsweredWrite'
   > {
   readonly session: Session;
   readonly device: Pick<Device, 'write'>;
@@ -30,62 +30,67 @@ interface UnfinishedReplayOptions
 
 /**
  * A request that crashes its data path would crash each successor, and its requester could not even be killed. If this
- * many have died over it, most of them while no other request was being started, it is no coincidence.
+ * many data paths have died, most of them while no other request was being started, that is no coincidence.
  */
 const maxCrashes = 10;
 
 export function createUnfinishedReplay(options: UnfinishedReplayOptions): UnfinishedReplay {
-  const { left, requests, clock, poisonRequests, ages, session, device, free } = options;
+  const { unfinished, requests, clock, poisonRequests, requestAges, session, device, free } = options;
   /** Suspects of this mount that have not been started. */
   const suspects = new Map<number, UnfinishedRequest>();
 
   function restore({ place, message }: UnfinishedRequest): void {
     const written = readJournaledWrite(place, message);
-    options.onBehind(written);
+    options.onAnsweredWrite(written);
     // The predecessor may have been killed just before answering. The kernel refuses a second answer.
     device.write(writeReply(message, written.data.length));
   }
 
-  function resume(left: UnfinishedRequest): void {
-    if (left.phase === 'done') {
+  function resume(request: UnfinishedRequest): void {
+    if (request.phase === 'done') {
       // The kernel refuses a second answer.
-      device.write(requests.keptAnswer(left.place));
-      free(left.place);
-    } else if (left.crashCount >= maxCrashes) giveUp(left, new Error(`${maxCrashes} data paths have died over it`));
-    else if (left.crashCount < maxByChance) begin(left);
-    else if (left.isInterrupted) giveUp(left, new Errno('EINTR'));
-    else suspect(left);
+      device.write(requests.keptAnswer(request.place));
+      free(request.place);
+    } else if (request.crashCount >= maxCrashes)
+      giveUp(request, new Error(`${maxCrashes} data paths have died over it`));
+    else if (request.crashCount < maxCoincidentalCrashes) startRequest(request);
+    else if (request.isInterrupted) giveUp(request, new Errno('EINTR'));
+    else holdSuspect(request);
   }
 
-  function begin(left: UnfinishedRequest, start = (): void => session.handle(left.place, left.message, left)): void {
-    ages?.set(left.place, left.ageMs);
+  function startRequest(
+    request: UnfinishedRequest,
+    start = (): void => session.handle(request.place, request.message, request),
+  ): void {
+    requestAges?.set(request.place, request.ageMs);
     start();
-    ages?.delete(left.place);
+    requestAges?.delete(request.place);
   }
 
-  function suspect(left: UnfinishedRequest): void {
-    const run = session.defer(left.place, left.message, left);
-    suspects.set(left.place, left);
+  function holdSuspect(request: UnfinishedRequest): void {
+    const run = session.defer(request.place, request.message, request);
+    suspects.set(request.place, request);
     const heldAt = clock.elapsed();
-    poisonRequests.add(left.place, () => {
-      suspects.delete(left.place);
-      begin({ ...left, ageMs: left.ageMs + clock.elapsed() - heldAt }, run);
+    poisonRequests.add(request.place, () => {
+      suspects.delete(request.place);
+      startRequest({ ...request, ageMs: request.ageMs + clock.elapsed() - heldAt }, run);
     });
   }
 
-  function giveUp(left: UnfinishedRequest, why: Error): void {
-    suspects.delete(left.place);
-    if (header.opcode(left.message) === opcode.release) options.onUnreleased?.(header.node(left.message), left.place);
-    session.fail(left.place, left.message, why);
+  function giveUp(request: UnfinishedRequest, cause: Error): void {
+    suspects.delete(request.place);
+    if (header.opcode(request.message) === opcode.release)
+      options.onUnreleased?.(header.node(request.message), request.place);
+    session.fail(request.place, request.message, cause);
   }
 
   return {
     start: () => {
-      const [behind, others] = [left.filter(isBehind), left.filter((one) => !isBehind(one))];
-      for (const one of behind.toSorted((a, b) => a.order - b.order)) restore(one);
+      const [answeredWrites, others] = [unfinished.filter(isBehind), unfinished.filter((one) => !isBehind(one))];
+      for (const one of answeredWrites.toSorted((a, b) => a.order - b.order)) restore(one);
       for (const one of others) resume(one);
     },
-    interrupted: (place) => {
+    giveUpInterrupted: (place) => {
       const suspected = suspects.get(place);
       if (suspected !== undefined) giveUp(suspected, new Errno('EINTR'));
     },

@@ -9,41 +9,41 @@ import type { Operations, Request } from '#wire/fuse/operations.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
 import { RpcError } from '#wire/rpc/errors.ts';
-import { createBudget, maxUnwritten } from './budget.ts';
+import { createBudget, maxUnwrittenBytes } from './budget.ts';
 import { openFileSystem } from './file-system.ts';
 import { createRequests } from './journal/requests.ts';
 import { createMountJournal } from './mount-journal.ts';
 
 describe('a mount that is removed while its server is silent', () => {
   /** Every call blocks until it is aborted. */
-  function silent() {
-    const given: CallOptions[] = [];
-    const waits = (...args: readonly unknown[]): Promise<never> => {
+  function createSilentMount() {
+    const sentCalls: CallOptions[] = [];
+    const waitForAbort = (...args: readonly unknown[]): Promise<never> => {
       const options = args.at(-1) as CallOptions;
       const { promise, reject } = Promise.withResolvers<never>();
       const giveUp = (): void => reject(new RpcError('given up', { failure: 'canceled', maybeDone: true }));
-      given.push(options);
+      sentCalls.push(options);
       if (options.signal?.aborted === true) giveUp();
       options.signal?.addEventListener('abort', giveUp);
       return promise;
     };
-    const nfs = { write: waits, mkdir: waits, lookup: waits } as unknown as NfsClient;
-    const over = new AbortController();
+    const nfs = { write: waitForAbort, mkdir: waitForAbort, lookup: waitForAbort } as unknown as NfsClient;
+    const unmount = new AbortController();
     const nodes = createMemoryNodes(Buffer.from('root'));
     const freed: number[] = [];
-    const budget = createBudget(maxUnwritten);
+    const budget = createBudget(maxUnwrittenBytes);
     const system = openFileSystem({
       nfs,
       nodes,
       proofs: createMemoryProofs(),
       clock: createFakeClock(),
       notify: () => undefined,
-      behind: {
+      writeBehind: {
         journal: { keep: () => undefined, free: (place) => void freed.push(place) },
         budget,
         ready: () => undefined,
       },
-      ended: over.signal,
+      mountEnded: unmount.signal,
       options: { identity: asCaller },
     });
     let places = 0;
@@ -56,8 +56,8 @@ describe('a mount that is removed while its server is silent', () => {
       signal: new AbortController().signal,
     });
     const end = (): void => {
-      over.abort();
-      void system.behind.stop();
+      unmount.abort();
+      void system.uncommitted.stop();
       system[Symbol.dispose]();
     };
     const file = nodes.addLookup(Buffer.from('file')).id;
@@ -68,11 +68,11 @@ describe('a mount that is removed while its server is silent', () => {
         Buffer.alloc(bytes, 'a'),
         request(),
       );
-    return { on: system.operations as Operations, given, budget, freed, request, end, write };
+    return { on: system.operations as Operations, given: sentCalls, budget, freed, request, end, write };
   }
 
   test('stops sending acknowledged data, since their memory belongs to others', async () => {
-    const { given, budget, freed, end, write } = silent();
+    const { given, budget, freed, end, write } = createSilentMount();
     expect(await write(100_000)).toBe(100_000);
     await nextTurn();
     expect(given.map(({ signal }) => signal?.aborted)).toEqual([false]);
@@ -86,7 +86,7 @@ describe('a mount that is removed while its server is silent', () => {
   });
 
   test('interrupts waiting requests at once and sends no more calls', async () => {
-    const { on, given, request, end } = silent();
+    const { on, given, request, end } = createSilentMount();
     const name = Buffer.from('name');
     const waiting = expect(on.mkdir(1, name, 0o755, request())).rejects.toThrow('EINTR');
     expect(given).toHaveLength(1);
@@ -99,26 +99,26 @@ describe('a mount that is removed while its server is silent', () => {
 
 describe("a mount's part of the journal", () => {
   test('is not written to after the mount is gone', () => {
-    using kept = keepJournal();
-    const requests = createRequests(kept.open());
-    const over = new AbortController();
+    using journal = keepJournal();
+    const requests = createRequests(journal.open());
+    const unmount = new AbortController();
     const written: number[] = [];
     const growth = { read: () => ({ epoch: 0, growth: 0 }), write: (epoch: number) => void written.push(epoch) };
-    const own = createMountJournal({ requests, growth }, over.signal);
+    const mountJournal = createMountJournal({ requests, growth }, unmount.signal);
     const slot = requests.arm(0) ?? expect.fail();
     const take = (): number => (requests.take(0, slot, putRequest(slot, 2, 60)) ?? expect.fail()).place;
     const [first, second] = [take(), take()];
     const proof = { kind: 'gone', handle: Buffer.from('a handle') } as const;
-    own.proofs.write(first, proof);
-    own.keep(second);
-    own.growth.write(1, 0);
-    expect([own.proofs.find(first), requests.isBehind(second), written]).toEqual([proof, true, [1]]);
-    over.abort();
+    mountJournal.proofs.write(first, proof);
+    mountJournal.keep(second);
+    mountJournal.growth.write(1, 0);
+    expect([mountJournal.proofs.find(first), requests.isBehind(second), written]).toEqual([proof, true, [1]]);
+    unmount.abort();
     const place = take();
-    own.proofs.write(place, proof);
-    own.keep(place);
-    own.growth.write(2, 0);
-    expect([own.proofs.find(first), requests.find(place), requests.isBehind(place), written]).toEqual([
+    mountJournal.proofs.write(place, proof);
+    mountJournal.keep(place);
+    mountJournal.growth.write(2, 0);
+    expect([mountJournal.proofs.find(first), requests.find(place), requests.isBehind(place), written]).toEqual([
       undefined,
       undefined,
       false,

@@ -8,7 +8,7 @@ import { type KeeperMount, type KeeperMounts, sourceOf, startKeeperMounts } from
 import { run } from '#testing/workloads.ts';
 
 /** Makes each call and prints the results as JSON, by the names in the script. */
-const head = `
+const scriptHead = `
 import errno, json, os, sys
 at = sys.argv[1]
 said = {}
@@ -18,7 +18,7 @@ def tried(name, call, *args):
 `;
 
 describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('calls that NFSv3 does not support', () => {
-  const it = exportedByGanesha();
+  const exported = exportedByGanesha();
 
   let mounts: KeeperMounts;
   beforeAll(async () => {
@@ -28,14 +28,15 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('calls that NFSv3 d
     await mounts?.[Symbol.asyncDispose]();
   });
 
-  const mounted = async (): Promise<KeeperMount> => await mounts.mount(await sourceOf(it.server, it.folder));
+  const mountExported = async (): Promise<KeeperMount> =>
+    await mounts.mount(await sourceOf(exported.server, exported.folder));
 
   const python = async (script: string, at: string): Promise<unknown> =>
-    JSON.parse((await run('python3', ['-c', `${head}${script}\nprint(json.dumps(said))`, at])).stdout);
+    JSON.parse((await run('python3', ['-c', `${scriptHead}${script}\nprint(json.dumps(said))`, at])).stdout);
 
   test('extended attributes and ACLs are refused, and copying programs continue', async () => {
-    const { at, on } = await mounted();
-    writeFileSync(it.on('file'), 'data');
+    const { at, on } = await mountExported();
+    writeFileSync(exported.on('file'), 'data');
     const script = `
 path = os.path.join(at, 'file')
 for name in ('user.x', 'trusted.x', 'security.x', 'system.posix_acl_access'):
@@ -59,20 +60,20 @@ tried('list', os.listxattr, path)
     writeFileSync(outside, 'from elsewhere');
     await run('cp', ['-a', outside, on('copied')]);
     await run('cp', ['-a', on('copied'), on('once-more')]);
-    expect(readFileSync(it.on('once-more'), 'utf8')).toBe('from elsewhere');
+    expect(readFileSync(exported.on('once-more'), 'utf8')).toBe('from elsewhere');
     await run('umount', [at]);
   });
 
   test('fallocate is refused and changes nothing', async () => {
-    const { at, on } = await mounted();
+    const { at, on } = await mountExported();
     const data = randomBytes(10_000);
-    writeFileSync(it.on('file'), data);
-    const ways = [[], ['--keep-size'], ['--punch-hole'], ['--zero-range'], ['--collapse-range'], ['--insert-range']];
-    for (const way of ways)
-      await expect(run('fallocate', [...way, '--offset', '4096', '--length', '4096', on('file')])).rejects.toThrow(
+    writeFileSync(exported.on('file'), data);
+    const modes = [[], ['--keep-size'], ['--punch-hole'], ['--zero-range'], ['--collapse-range'], ['--insert-range']];
+    for (const mode of modes)
+      await expect(run('fallocate', [...mode, '--offset', '4096', '--length', '4096', on('file')])).rejects.toThrow(
         /not supported|unsupported/,
       );
-    expect(readFileSync(it.on('file')).equals(data)).toBe(true);
+    expect(readFileSync(exported.on('file')).equals(data)).toBe(true);
     // The C library then writes zeros: the file has the promised length and keeps its data.
     const script = `
 file = os.open(os.path.join(at, 'file'), os.O_RDWR)
@@ -81,12 +82,12 @@ tried('size', lambda: os.fstat(file).st_size)
 os.close(file)
 `;
     expect(await python(script, at)).toEqual({ reserve: null, size: 100_000 });
-    expect(readFileSync(it.on('file'))).toEqual(Buffer.concat([data, Buffer.alloc(90_000)]));
+    expect(readFileSync(exported.on('file'))).toEqual(Buffer.concat([data, Buffer.alloc(90_000)]));
     await run('umount', [at]);
   });
 
   test('SEEK_HOLE finds no holes: everything counts as data', async () => {
-    const { at, on } = await mounted();
+    const { at, on } = await mountExported();
     const script = `
 file = os.open(os.path.join(at, 'sparse'), os.O_CREAT | os.O_RDWR)
 os.ftruncate(file, 3_000_000)
@@ -108,13 +109,13 @@ os.close(file)
     });
     for (const way of ['auto', 'always', 'never']) {
       await run('cp', [`--sparse=${way}`, on('sparse'), on(way)]);
-      expect(readFileSync(it.on(way)).equals(readFileSync(it.on('sparse')))).toBe(true);
+      expect(readFileSync(exported.on(way)).equals(readFileSync(exported.on('sparse')))).toBe(true);
     }
     await run('umount', [at]);
   });
 
   test('copy_file_range is done by the kernel, and every byte is correct', async () => {
-    const { at, on } = await mounted();
+    const { at, on } = await mountExported();
     // Copies recently written, unsynced data: into the middle of a file, beyond its end, and within one file.
     const script = `
 import random
@@ -158,11 +159,11 @@ with open(os.path.join(at, 'other'), 'rb') as file: said['same when closed'] = f
       overlapping: 'EINVAL',
     });
     // The same on the server's disk.
-    for (const name of ['one', 'other']) await run('cmp', [on(name), it.on(name)]);
+    for (const name of ['one', 'other']) await run('cmp', [on(name), exported.on(name)]);
     await run('cp', ['--reflink=auto', on('other'), on('copied')]);
-    await run('cmp', [it.on('other'), it.on('copied')]);
+    await run('cmp', [exported.on('other'), exported.on('copied')]);
     await expect(run('cp', ['--reflink=always', on('other'), on('cloned')])).rejects.toThrow('not supported');
-    expect(statSync(it.on('other')).size).toBe(4_000_015);
+    expect(statSync(exported.on('other')).size).toBe(4_000_015);
     await run('umount', [at]);
   });
 });

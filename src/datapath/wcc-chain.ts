@@ -1,13 +1,13 @@
 import type { Attributes, Wcc, WccAttr } from '#wire/nfs3/structures.ts';
 
-/** The combined result of own changes, some of them concurrent. */
+/** Combines the results of this client's changes, some of them concurrent. */
 export interface WccChain {
-  /** Attributes before all of them. */
+  /** Attributes before all these changes. */
   readonly attributes: Attributes | undefined;
-  /** The state reached by ended changes, and ended changes that do not connect to it yet. */
-  reached: Attributes | undefined;
-  readonly ended: Wcc[];
-  /** Their order is unknown: the server must be asked. */
+  /** The attributes after the last change in the chain, and finished changes that do not connect to it yet. */
+  chainEnd: Attributes | undefined;
+  readonly unchained: Wcc[];
+  /** The order of the changes is unknown: get the attributes from the server. */
   isOrderUnknown: boolean;
 }
 
@@ -21,25 +21,25 @@ export const isNewer = (a: WccAttr, b: WccAttr): boolean =>
   a.ctime > b.ctime || (a.ctime === b.ctime && (a.ctimeNs > b.ctimeNs || (a.ctimeNs === b.ctimeNs && a.size > b.size)));
 
 /**
- * Chains overlapping own changes by their before and after attributes. If each one connects to the previous one, no
- * other client changed anything in between. A server that sends no before attributes is believed; but its replies may
- * have overtaken each other (nfs-ganesha sends none for WRITE), so a result older than the reached state is ignored.
- * Removes chained changes from `ended`.
+ * Chains this client's overlapping changes by their before and after attributes. If each one connects to the previous
+ * one, no other client changed anything in between. A server that sends no before attributes is believed; but its
+ * replies may have overtaken each other (nfs-ganesha sends none for WRITE), so a result older than the end of the chain
+ * is ignored. Removes chained changes from `unchained`.
  */
-export function followChain(known: WccChain): void {
-  const { ended } = known;
+export function followChain(chain: WccChain): void {
+  const { unchained } = chain;
   for (;;) {
-    const from = known.reached ?? known.attributes;
-    const next = ended.findIndex(
+    const from = chain.chainEnd ?? chain.attributes;
+    const next = unchained.findIndex(
       ({ before }) => before === undefined || from === undefined || isUnchanged(before, from),
     );
     if (next < 0) return;
-    const [{ before, after } = noWcc] = ended.splice(next, 1);
+    const [{ before, after } = noWcc] = unchained.splice(next, 1);
     if (after === undefined) continue;
-    const { reached } = known;
-    if (before !== undefined || reached === undefined || isNewer(after, reached)) known.reached = after;
+    const { chainEnd } = chain;
+    if (before !== undefined || chainEnd === undefined || isNewer(after, chainEnd)) chain.chainEnd = after;
     // Within one tick of the server's clock the order is unknown.
-    if (before === undefined && reached !== undefined && isSameTime(after, reached)) known.isOrderUnknown = true;
+    if (before === undefined && chainEnd !== undefined && isSameTime(after, chainEnd)) chain.isOrderUnknown = true;
   }
 }
 
@@ -51,11 +51,11 @@ const isSameTime = (a: WccAttr, b: WccAttr): boolean => a.ctime === b.ctime && a
  * The size in the newest reply, even while other changes are in flight, such as a COMMIT after the last WRITE was
  * answered.
  */
-export const latestSize = ({ attributes, reached, ended }: WccChain): number | undefined =>
-  [attributes, reached, ...ended.map(({ after }) => after)]
+export const latestSize = ({ attributes, chainEnd, unchained }: WccChain): number | undefined =>
+  [attributes, chainEnd, ...unchained.map(({ after }) => after)]
     .filter((one) => one !== undefined)
     .reduce<Attributes | undefined>((a, b) => (a === undefined || isNewer(b, a) ? b : a), undefined)?.size;
 
 /** While the file is being written: includes writes answered before earlier ones. */
-export const sizeOf = ({ attributes, reached, ended }: WccChain): number =>
-  Math.max(attributes?.size ?? 0, reached?.size ?? 0, ...ended.map(({ after }) => after?.size ?? 0));
+export const maxSize = ({ attributes, chainEnd, unchained }: WccChain): number =>
+  Math.max(attributes?.size ?? 0, chainEnd?.size ?? 0, ...unchained.map(({ after }) => after?.size ?? 0));

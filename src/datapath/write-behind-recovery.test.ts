@@ -15,7 +15,7 @@ import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { mountSmall } from '#testing/small-export.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { stability } from '#wire/nfs3/structures.ts';
-import { maxUnwrittenOfMount } from './budget.ts';
+import { maxUnwrittenBytesPerMount } from './budget.ts';
 import type { MountSpec } from './mount-spec.ts';
 
 const run = promisify(execFile);
@@ -34,7 +34,7 @@ const pieces = [
   [mebibyte + 50, 100],
 ].map(([offset = 0, size = 0], i) => ({ offset, size, letter: String.fromCharCode(97 + i) }));
 
-const written = (): Buffer => {
+const expectedContent = (): Buffer => {
   const all = Buffer.alloc(3 * mebibyte + 200_000);
   for (const { offset, size, letter } of pieces) all.fill(letter, offset, offset + size);
   return all;
@@ -43,7 +43,7 @@ const written = (): Buffer => {
 describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged writes', () => {
   const ganesha = ganeshaFolders('behind');
 
-  async function mounted(options: Partial<MountSpec> = {}) {
+  async function mountExported(options: Partial<MountSpec> = {}) {
     const mounts = await startKeeperMounts();
     const { folder } = ganesha.fresh();
     const mount = await mounts.mount(await sourceOf(ganesha.server, folder), options);
@@ -51,32 +51,32 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
   }
 
   test('survive a data path killed before the server had any of them', { timeout: 60_000 }, async () => {
-    await using at = await mounted();
+    await using setup = await mountExported();
     await using user = useFiles();
-    const path = at.mount.on('file');
+    const path = setup.mount.on('file');
     const file = await user.open(path);
     await ganesha.server.freeze();
     try {
       // No write waits for the server.
       for (const { offset, size, letter } of pieces) expect(await user.write(file, offset, size, letter)).toBe('ok');
-      await at.mounts.killDataPath();
-      await at.mounts.killDataPath();
+      await setup.mounts.killDataPath();
+      await setup.mounts.killDataPath();
     } finally {
       ganesha.server.thaw();
     }
     // No close and no fsync.
     const { stdout } = await run('cat', [path], { encoding: 'buffer', maxBuffer: 2 ** 24, timeout: 30_000 });
-    expect(stdout.equals(written())).toBe(true);
-    expect(readFileSync(join(at.folder, 'file')).equals(written())).toBe(true);
+    expect(stdout.equals(expectedContent())).toBe(true);
+    expect(readFileSync(join(setup.folder, 'file')).equals(expectedContent())).toBe(true);
     expect([await user.sync(file), await user.close(file)]).toEqual(['ok', 'ok']);
-    await run('umount', [at.mount.at]);
+    await run('umount', [setup.mount.at]);
   });
 
   test('are already on the server with `sync`, also after the data path was killed', { timeout: 60_000 }, async () => {
-    await using at = await mounted({ version: 3, sync: true, checks: 'kernel' });
+    await using setup = await mountExported({ version: 3, sync: true, checks: 'kernel' });
     await using user = useFiles();
-    const file = await user.open(at.mount.on('file'));
-    const onServer = (): string => readFileSync(join(at.folder, 'file'), 'latin1');
+    const file = await user.open(setup.mount.on('file'));
+    const onServer = (): string => readFileSync(join(setup.folder, 'file'), 'latin1');
     async function writeWhileFrozen(offset: number, letter: string): Promise<void> {
       let isAnswered = false;
       await ganesha.server.freeze();
@@ -94,33 +94,33 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
     }
     await writeWhileFrozen(0, 'a');
     expect(onServer()).toBe('aaaaa');
-    await at.mounts.killDataPath();
+    await setup.mounts.killDataPath();
     await writeWhileFrozen(5, 'b');
     expect(onServer()).toBe('aaaaabbbbb');
     expect(await user.close(file)).toBe('ok');
-    await run('umount', [at.mount.at]);
+    await run('umount', [setup.mount.at]);
   });
 
   test('survive a killed data path and a killed server', { timeout: 60_000 }, async () => {
-    await using at = await mounted();
+    await using setup = await mountExported();
     await using user = useFiles();
-    const file = await user.open(at.mount.on('file'));
+    const file = await user.open(setup.mount.on('file'));
     for (const { offset, size, letter } of pieces.slice(0, 4)) await user.write(file, offset, size, letter);
     // The server's verifier is the second of its start.
     await sleep(1_100);
     await ganesha.server.kill();
     for (const { offset, size, letter } of pieces.slice(4)) await user.write(file, offset, size, letter);
-    await at.mounts.killDataPath();
+    await setup.mounts.killDataPath();
     await ganesha.server.restart();
     expect(await user.sync(file)).toBe('ok');
-    expect(readFileSync(join(at.folder, 'file')).equals(written())).toBe(true);
-    await run('umount', [at.mount.at]).catch(() => undefined);
+    expect(readFileSync(join(setup.folder, 'file')).equals(expectedContent())).toBe(true);
+    await run('umount', [setup.mount.at]).catch(() => undefined);
   });
 
   test('are complete and in order when the server is killed again and again', {
     timeout: 90_000,
   }, async () => {
-    await using at = await mounted();
+    await using setup = await mountExported();
     // Each round rewrites the whole file in pieces of another size, until told to stop.
     const script = `
       import os, select, sys, hashlib
@@ -134,7 +134,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
           if round % 4 == 3: os.fsync(file)
       print(hashlib.sha256(data).hexdigest())
       os.close(file)`;
-    const working = run('python3', ['-c', script.replaceAll('\n      ', '\n'), at.mount.on('file')], {
+    const working = run('python3', ['-c', script.replaceAll('\n      ', '\n'), setup.mount.on('file')], {
       timeout: 80_000,
     });
     for (let i = 0; i < 4; i++) {
@@ -144,13 +144,13 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
     }
     working.child.stdin?.end('\n');
     const { stdout: digest } = await working;
-    const { stdout } = await run('sha256sum', [join(at.folder, 'file')]);
+    const { stdout } = await run('sha256sum', [join(setup.folder, 'file')]);
     expect(stdout.slice(0, 64)).toBe(digest.trim());
-    await run('umount', [at.mount.at]);
+    await run('umount', [setup.mount.at]);
   });
 
   test('that exceed the memory make writers wait, without an error', { timeout: 90_000 }, async () => {
-    await using at = await mounted();
+    await using setup = await mountExported();
     // Each write needs a slot, and there are fewer slots.
     const script = `
       import os, sys, threading
@@ -167,25 +167,27 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
       for thread in threads: thread.join()
       for file in files: os.close(file)
       print(failed)`;
-    const child = execFile('python3', ['-c', script.replaceAll('\n      ', '\n'), at.mount.at], { timeout: 80_000 });
-    let said = '';
+    const child = execFile('python3', ['-c', script.replaceAll('\n      ', '\n'), setup.mount.at], { timeout: 80_000 });
+    let output = '';
     child.stdout?.on('data', (text: string) => {
-      said += text;
+      output += text;
     });
-    await expect.poll(() => said, { timeout: 20_000 }).toContain('open');
+    await expect.poll(() => output, { timeout: 20_000 }).toContain('open');
     await ganesha.server.freeze();
     try {
       child.stdin?.write('\n');
       // As many are answered as the budget allows; the others fill the memory at once.
-      await expect.poll(() => at.mount.waiting(), { timeout: 20_000 }).toBe(300 - maxUnwrittenOfMount / mebibyte);
+      await expect
+        .poll(() => setup.mount.waiting(), { timeout: 20_000 })
+        .toBe(300 - maxUnwrittenBytesPerMount / mebibyte);
       await sleep(1_000);
     } finally {
       ganesha.server.thaw();
     }
-    await expect.poll(() => said, { timeout: 60_000 }).toContain('[]');
+    await expect.poll(() => output, { timeout: 60_000 }).toContain('[]');
     for (let i = 0; i < 300; i++)
-      expect(readFileSync(join(at.folder, `${i}`)).equals(Buffer.alloc(131_072, 'x'))).toBe(true);
-    await run('umount', [at.mount.at]);
+      expect(readFileSync(join(setup.folder, `${i}`)).equals(Buffer.alloc(131_072, 'x'))).toBe(true);
+    await run('umount', [setup.mount.at]);
   });
 
   test('that do not fit are reported by write, fsync or close, and space is free again afterwards', {
@@ -196,11 +198,11 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
     await using user = useFiles();
     const [file, other] = [await user.open(mount.on('file')), await user.open(mount.on('file'))];
     const write = (i: number): Promise<string> => user.write(file, i * mebibyte, mebibyte, 'x');
-    const said: string[] = [];
-    for (let i = 0; i < 8; i++) said.push(await write(i));
-    said.push(await user.sync(file));
-    expect(said).toContain('ENOSPC');
-    expect(said.slice(0, 3)).toEqual(['ok', 'ok', 'ok']);
+    const results: string[] = [];
+    for (let i = 0; i < 8; i++) results.push(await write(i));
+    results.push(await user.sync(file));
+    expect(results).toContain('ENOSPC');
+    expect(results.slice(0, 3)).toEqual(['ok', 'ok', 'ok']);
     expect(await user.sync(file)).toBe('ok');
     expect([await user.close(other), await user.close(file)]).toEqual(['ENOSPC', 'ok']);
     const small = await user.open(mount.on('small'));
@@ -213,7 +215,10 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
 });
 
 /** Uncommitted data are in memory only, which `restart` clears. */
-function forgetful(nfs: NfsClient, said: string[]): NfsClient & { restart(): void; disk: Promise<void> } {
+function withVolatileMemory(
+  nfs: NfsClient,
+  serverCalls: string[],
+): NfsClient & { restart(): void; disk: Promise<void> } {
   let verifier = 1n;
   let memory: (readonly [Parameters<NfsClient['write']>[0], number, Buffer])[] = [];
   let putting = Promise.resolve();
@@ -223,7 +228,7 @@ function forgetful(nfs: NfsClient, said: string[]): NfsClient & { restart(): voi
     });
     return putting;
   };
-  const it = {
+  const fixture = {
     ...nfs,
     disk: Promise.resolve(),
     restart: () => {
@@ -231,14 +236,14 @@ function forgetful(nfs: NfsClient, said: string[]): NfsClient & { restart(): voi
       memory = [];
     },
     write: async (handle, offset, data, stable, options) => {
-      said.push(`write ${offset}+${data.length} ${stable === stability.fileSync ? 'stable' : 'unstable'}`);
+      serverCalls.push(`write ${offset}+${data.length} ${stable === stability.fileSync ? 'stable' : 'unstable'}`);
       if (stable === stability.unstable) memory.push([handle, offset, Buffer.from(data)]);
       else await nfs.write(handle, offset, data, stable, options);
       return { count: data.length, committed: stable, verifier };
     },
     commit: async () => {
-      said.push('commit');
-      await it.disk;
+      serverCalls.push('commit');
+      await fixture.disk;
       await put();
       return { verifier };
     },
@@ -248,87 +253,87 @@ function forgetful(nfs: NfsClient, said: string[]): NfsClient & { restart(): voi
       return await nfs.read(...args);
     },
   } satisfies NfsClient & { disk: Promise<void>; restart(): void };
-  return it;
+  return fixture;
 }
 
 describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and loses uncommitted data', () => {
-  const it = exportedByGanesha();
+  const exported = exportedByGanesha();
 
-  async function mounted() {
-    const ground = createScratchFolder();
-    const said: string[] = [];
-    const nfs = forgetful(it.nfs, said);
-    const mount = await mountNfs(ground.folder, { nfs, root: it.directory });
+  async function mountRestartingServer() {
+    const scratch = createScratchFolder();
+    const serverCalls: string[] = [];
+    const nfs = withVolatileMemory(exported.nfs, serverCalls);
+    const mount = await mountNfs(scratch.folder, { nfs, root: exported.directory });
     const user = useFiles();
     return {
       nfs,
-      said,
+      serverCalls,
       user,
       mount,
       path: (name: string) => join(mount.at, name),
       [Symbol.asyncDispose]: async () => {
         await user[Symbol.asyncDispose]();
         await mount[Symbol.asyncDispose]();
-        ground[Symbol.dispose]();
+        scratch[Symbol.dispose]();
       },
     };
   }
 
   test('has all data in the end', async () => {
-    await using on = await mounted();
-    const file = await on.user.open(on.path('file'));
+    await using setup = await mountRestartingServer();
+    const file = await setup.user.open(setup.path('file'));
     for (const { offset, size, letter } of pieces) {
-      expect(await on.user.write(file, offset, size, letter)).toBe('ok');
-      on.nfs.restart();
+      expect(await setup.user.write(file, offset, size, letter)).toBe('ok');
+      setup.nfs.restart();
     }
-    expect(await on.user.close(file)).toBe('ok');
-    expect(readFileSync(it.on('file')).equals(written())).toBe(true);
-    expect(on.mount.faults).toEqual([]);
+    expect(await setup.user.close(file)).toBe('ok');
+    expect(readFileSync(exported.on('file')).equals(expectedContent())).toBe(true);
+    expect(setup.mount.faults).toEqual([]);
   });
 
   test('does not get back data truncated meanwhile', async () => {
-    await using on = await mounted();
-    const file = await on.user.open(on.path('file'));
-    await on.user.write(file, 0, 100_000, 'a');
-    await on.user.write(file, 100_000, 100_000, 'b');
-    expect(await on.user.truncate(file, 10)).toBe('ok');
-    on.nfs.restart();
-    expect(await on.user.close(file)).toBe('ok');
-    expect(readFileSync(it.on('file'), 'utf8')).toBe('a'.repeat(10));
+    await using setup = await mountRestartingServer();
+    const file = await setup.user.open(setup.path('file'));
+    await setup.user.write(file, 0, 100_000, 'a');
+    await setup.user.write(file, 100_000, 100_000, 'b');
+    expect(await setup.user.truncate(file, 10)).toBe('ok');
+    setup.nfs.restart();
+    expect(await setup.user.close(file)).toBe('ok');
+    expect(readFileSync(exported.on('file'), 'utf8')).toBe('a'.repeat(10));
   });
 
   test('is asked to commit when memory is short', async () => {
-    await using on = await mounted();
-    const file = await on.user.open(on.path('file'));
-    // Each holds memory for one request, and the mount has fewer.
-    for (let i = 0; i < 200; i++) expect(await on.user.write(file, i * 4096, 10, 'x')).toBe('ok');
-    expect(on.said).toContain('commit');
-    expect(await on.user.close(file)).toBe('ok');
+    await using setup = await mountRestartingServer();
+    const file = await setup.user.open(setup.path('file'));
+    // Each write holds the memory of one request, and the mount has memory for fewer requests.
+    for (let i = 0; i < 200; i++) expect(await setup.user.write(file, i * 4096, 10, 'x')).toBe('ok');
+    expect(setup.serverCalls).toContain('commit');
+    expect(await setup.user.close(file)).toBe('ok');
   });
 
   test('is read from only when it has all data again', async () => {
-    await using on = await mounted();
-    const file = await on.user.open(on.path('file'));
-    await on.user.write(file, 0, 102_400, 'a');
-    await on.user.write(file, 102_400, 102_400, 'b');
-    await expect.poll(() => on.said.length).toBe(2);
-    on.nfs.restart();
+    await using setup = await mountRestartingServer();
+    const file = await setup.user.open(setup.path('file'));
+    await setup.user.write(file, 0, 102_400, 'a');
+    await setup.user.write(file, 102_400, 102_400, 'b');
+    await expect.poll(() => setup.serverCalls.length).toBe(2);
+    setup.nfs.restart();
     const { promise, resolve } = Promise.withResolvers<void>();
-    on.nfs.disk = promise;
-    on.mount.behind.revalidate();
+    setup.nfs.disk = promise;
+    setup.mount.behind.revalidate();
     // Not from the kernel's cache.
-    const dd = ['iflag=direct', 'bs=204800', 'count=1', `if=${on.path('file')}`];
+    const dd = ['iflag=direct', 'bs=204800', 'count=1', `if=${setup.path('file')}`];
     const reading = run('dd', dd, { encoding: 'utf8', maxBuffer: 2 ** 20 });
     expect(await Promise.race([reading, sleep(500, 'waits')])).toBe('waits');
     resolve();
     const { stdout } = await reading;
     expect(stdout).toBe('a'.repeat(102_400) + 'b'.repeat(102_400));
-    await on.user.close(file);
+    await setup.user.close(file);
   });
 });
 
 describe.skipIf(needs('fuse', 'ganesha', 'python3'))('the calls to the server for a workload', () => {
-  const it = exportedByGanesha();
+  const exported = exportedByGanesha();
 
   test.each<readonly [string, readonly string[] | 'sync', readonly number[], readonly string[]]>([
     ['a small file', [], [4096], ['write 0+4096 stable']],
@@ -337,29 +342,29 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('the calls to the server fo
     ['O_DSYNC', ['O_DSYNC'], [100], ['write 0+100 stable']],
     ['O_DIRECT', ['O_DIRECT'], [4096, 4096], ['write 0+4096 stable', 'write 4096+4096 stable']],
     ['a store with sync', 'sync', [100, 100], ['write 0+100 stable', 'write 100+100 stable']],
-  ])('%s', async (_, how, sizes, expected) => {
+  ])('match the expected sequence for %s', async (_, how, sizes, expected) => {
     const flags = how === 'sync' ? [] : how;
-    using ground = createScratchFolder();
-    const said: string[] = [];
-    const on = { nfs: forgetful(it.nfs, said), root: it.directory };
-    await using mount = await mountNfs(ground.folder, on, { sync: how === 'sync' }, withPatience());
+    using scratch = createScratchFolder();
+    const serverCalls: string[] = [];
+    const on = { nfs: withVolatileMemory(exported.nfs, serverCalls), root: exported.directory };
+    await using mount = await mountNfs(scratch.folder, on, { sync: how === 'sync' }, clockWithoutSendDelay());
     await using user = useFiles();
     const file = await user.open(join(mount.at, 'file'), 'O_CREAT', 'O_RDWR', ...flags);
     let offset = 0;
     for (const size of sizes) {
       await user.write(file, offset, size, 'x');
       // A committed copy exists now.
-      if (how.length > 0) expect(readFileSync(it.on('file'))).toHaveLength(offset + size);
+      if (how.length > 0) expect(readFileSync(exported.on('file'))).toHaveLength(offset + size);
       offset += size;
     }
     await user.close(file);
-    expect(said).toEqual(expected);
+    expect(serverCalls).toEqual(expected);
     expect(mount.faults).toEqual([]);
   });
 });
 
-/** A small write is delayed for 30 ms so that a close can come first: do not count on it here. */
-function withPatience(): Clock {
+/** Lengthens the delay of small writes (30 ms), so that the close always comes first. */
+function clockWithoutSendDelay(): Clock {
   const real = systemClock();
   return { ...real, after: (ms, then) => real.after(ms === 30 ? 60_000 : ms, then) };
 }

@@ -10,8 +10,8 @@ export interface WriteBehindParts<F, W> {
   readonly budgets: readonly Budget[];
   /** The cost of that many bytes. */
   readonly cost?: (bytes: number) => number;
-  readonly send: (file: F, piece: Piece<W>, how: { readonly stable: boolean }) => Promise<SendResult>;
-  readonly commit: (file: F, who: W) => Promise<{ readonly verifier: bigint }>;
+  readonly send: (file: F, piece: Piece<W>, options: { readonly stable: boolean }) => Promise<SendResult>;
+  readonly commit: (file: F, writer: W) => Promise<{ readonly verifier: bigint }>;
   /** From now on, only `free` may release the data. */
   readonly keep: (place: number) => void;
   readonly free: (place: number) => void;
@@ -33,13 +33,13 @@ export interface WriteBehind<F, W> {
    * Resolves when the server has answered every write of the file so far (of the range) and its attributes are right.
    * Undefined: there is nothing to wait for.
    */
-  settled(file: F, range?: Range): Promise<void> | undefined;
+  waitUntilAnswered(file: F, range?: Range): Promise<void> | undefined;
   /** Resolves when everything written so far is on the server's disk or lost. Undefined: nothing is left. */
   flush(file: F): Promise<void> | undefined;
-  /** The same for all files. */
+  /** Like `flush`, for all files. */
   flushAll(): Promise<void>;
   /** The minimum size by unanswered writes. Undefined: all are answered. */
-  end(file: F): number | undefined;
+  unansweredEnd(file: F): number | undefined;
   /** Commits early: a writer waits for memory. */
   commitSoon(): void;
   /** The server may have restarted: verify what it has. */
@@ -60,11 +60,11 @@ export function createWriteBehind<F, W>(parts: WriteBehindParts<F, W>): WriteBeh
     const made = createFileWrites<W>({
       clock,
       pattern,
-      send: (piece, how) => parts.send(file, piece, how),
-      commit: (who) => parts.commit(file, who),
+      send: (piece, options) => parts.send(file, piece, options),
+      commit: (writer) => parts.commit(file, writer),
       free: ({ place, data }) => {
         parts.free(place);
-        for (const budget of budgets) budget.give(cost(data.length));
+        for (const budget of budgets) budget.release(cost(data.length));
       },
       onLost: (cause, lost) => parts.onLost(file, cause, lost),
       onIdle: () => {
@@ -76,13 +76,13 @@ export function createWriteBehind<F, W>(parts: WriteBehindParts<F, W>): WriteBeh
   }
 
   const commitSoon = (): void => {
-    for (const work of files.values()) work.commitSoon();
+    for (const fileWrites of files.values()) fileWrites.commitSoon();
   };
 
   /** Data waiting for the servers of other mounts must not block a mount's first write. */
   const isFirst = (): boolean => budgets.some(({ used }) => used === 0);
   const exhaustedBudget = (amount: number): Budget | undefined =>
-    isFirst() ? undefined : budgets.find((budget) => !budget.has(amount));
+    isFirst() ? undefined : budgets.find((budget) => !budget.hasLeft(amount));
 
   function accept(file: F, piece: Piece<W>): number {
     const { length } = piece.data;
@@ -93,12 +93,12 @@ export function createWriteBehind<F, W>(parts: WriteBehindParts<F, W>): WriteBeh
     return length;
   }
 
-  async function acceptLater(file: F, piece: Piece<W>, signal: AbortSignal): Promise<number> {
+  async function acceptWhenRoom(file: F, piece: Piece<W>, signal: AbortSignal): Promise<number> {
     for (;;) {
       const budget = exhaustedBudget(cost(piece.data.length));
       if (budget === undefined) return accept(file, piece);
       commitSoon();
-      await budget.given(signal);
+      await budget.waitForRelease(signal);
     }
   }
 
@@ -107,20 +107,20 @@ export function createWriteBehind<F, W>(parts: WriteBehindParts<F, W>): WriteBeh
   return {
     hasRoom,
     write: (file, piece, signal) =>
-      hasRoom(piece.data.length) ? accept(file, piece) : acceptLater(file, piece, signal),
+      hasRoom(piece.data.length) ? accept(file, piece) : acceptWhenRoom(file, piece, signal),
     restore: (file, piece) => {
       for (const budget of budgets) budget.take(cost(piece.data.length));
       writesOf(file).add(piece, false);
     },
-    settled: (file, range) => files.get(keyOf(file))?.settled(range),
+    waitUntilAnswered: (file, range) => files.get(keyOf(file))?.waitUntilAnswered(range),
     flush: (file) => files.get(keyOf(file))?.flush(),
     flushAll: async () => {
-      await Promise.all(files.values().map((work) => work.flush()));
+      await Promise.all(files.values().map((fileWrites) => fileWrites.flush()));
     },
-    end: (file) => files.get(keyOf(file))?.end(),
+    unansweredEnd: (file) => files.get(keyOf(file))?.unansweredEnd(),
     commitSoon,
     revalidate: () => {
-      for (const work of files.values()) work.revalidate();
+      for (const fileWrites of files.values()) fileWrites.revalidate();
     },
     get files() {
       return files.size;

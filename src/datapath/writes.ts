@@ -4,9 +4,9 @@ import type { Request } from '#wire/fuse/operations.ts';
 import { type BackgroundWritesOptions, createBackgroundWrites, type Writer } from './background-writes.ts';
 import { type Budget, costOf } from './budget.ts';
 import type { Calls } from './calls.ts';
-import type { Context } from './context.ts';
 import type { DataLoss } from './data-loss-log.ts';
 import { createLossReports } from './loss-reports.ts';
+import type { MountContext } from './mount-context.ts';
 import type { Range } from './pieces.ts';
 import type { AcknowledgedWrite, JournaledWrites } from './ports.ts';
 import { createWriteBehind } from './write-behind.ts';
@@ -15,24 +15,24 @@ type WritePosition = { readonly fh: number; readonly offset: number; readonly op
 
 /** Writes of a mount and their state on the server. */
 export interface Writes {
-  write(id: number, at: WritePosition, data: Buffer, request: Request): number | Promise<number>;
+  write(id: number, position: WritePosition, data: Buffer, request: Request): number | Promise<number>;
   /** Waits until everything is on the server's disk; throws a loss once per open file. */
-  settle(id: number, fh: number, request: Request): Promise<void>;
+  flushAndReport(id: number, fh: number, request: Request): Promise<void>;
   /** Resolves when everything is on the server's disk or lost. Undefined: there is nothing. */
-  flushed(id: number, request: Request): Promise<void> | undefined;
+  flush(id: number, request: Request): Promise<void> | undefined;
   /**
    * Resolves when the server has answered every write so far (of the range) and its attributes are right. Undefined:
    * there is nothing to wait for.
    */
-  settled(id: number, request: Request, range?: Range): Promise<void> | undefined;
+  waitUntilAnswered(id: number, request: Request, range?: Range): Promise<void> | undefined;
   /** The minimum size by unanswered writes. Undefined: all are answered. */
-  end(id: number): number | undefined;
+  unansweredEnd(id: number): number | undefined;
   /** Counts possible server restarts: data read meanwhile may be incomplete. */
   readonly revalidations: number;
-  opened(id: number, fh: number): void;
-  closed(id: number, fh: number): Promise<void> | undefined;
+  recordOpen(id: number, fh: number): void;
+  flushOnClose(id: number, fh: number): Promise<void> | undefined;
   forget(id: number): void;
-  readonly behind: UncommittedWrites;
+  readonly uncommitted: UncommittedWrites;
 }
 
 /** Process-wide handling of acknowledged writes that are not on the server's disk yet. */
@@ -45,14 +45,14 @@ export interface UncommittedWrites {
   revalidate(): void;
   /** Resolves when everything written so far is on the server's disk or lost. */
   flush(): Promise<void>;
-  /** Stops sending and giving up. Resolves when no call is in flight. */
+  /** Stops sending, and records no more losses. Resolves when no call is in flight. */
   stop(): Promise<void>;
   /** Number of files with data that are not on the server's disk. */
   readonly files: number;
 }
 
 export interface WritesParts extends BackgroundWritesOptions {
-  readonly context: Context;
+  readonly context: MountContext;
   readonly calls: Calls;
   /** Undefined: nothing outlives this process, so a write is answered only when it is on the server's disk. */
   readonly journal: JournaledWrites | undefined;
@@ -73,10 +73,10 @@ export function createWrites(parts: WritesParts): Writes {
   const background = createBackgroundWrites(context, parts);
   const losses = createLossReports(nodes);
   /** Places of synchronous requests: their memory is freed with the answer. */
-  const waiting = new Set<number>();
+  const synchronousPlaces = new Set<number>();
   let revalidations = 0;
 
-  const behind = createWriteBehind<number, Writer>({
+  const writeBehind = createWriteBehind<number, Writer>({
     clock,
     budgets,
     cost: costOf,
@@ -84,100 +84,100 @@ export function createWrites(parts: WritesParts): Writes {
     commit: background.commit,
     keyOf: (id) => id,
     keep: (place) => {
-      if (!waiting.has(place)) journal?.keep(place);
+      if (!synchronousPlaces.has(place)) journal?.keep(place);
     },
     free: (place) => {
       parts.onDone?.(place);
-      if (!waiting.delete(place)) journal?.free(place);
+      if (!synchronousPlaces.delete(place)) journal?.free(place);
     },
     onLost: (id, { code }, lost) => {
       losses.add(id, code);
-      const bytes = totalBytes(lost.filter(({ place }) => !waiting.has(place)));
-      if (bytes > 0) parts.onLost?.({ id, fileId: attributes.last(id)?.fileId, code, bytes });
+      const bytes = totalBytes(lost.filter(({ place }) => !synchronousPlaces.has(place)));
+      if (bytes > 0) parts.onLost?.({ id, fileId: attributes.lastSeen(id)?.fileId, code, bytes });
     },
   });
 
-  const waitUnlessInterrupted = (request: Request, what: Promise<void> | undefined): Promise<void> | undefined =>
-    what && calls.wait(request, (signal) => unlessAborted(what, signal));
+  const waitUnlessInterrupted = (request: Request, work: Promise<void> | undefined): Promise<void> | undefined =>
+    work && calls.wait(request, (signal) => unlessAborted(work, signal));
 
-  const flushed = (id: number, request: Request): Promise<void> | undefined =>
-    waitUnlessInterrupted(request, behind.flush(id));
+  const flush = (id: number, request: Request): Promise<void> | undefined =>
+    waitUnlessInterrupted(request, writeBehind.flush(id));
 
   function accept(id: number, { fh, offset }: WritePosition, data: Buffer, request: Request): number | Promise<number> {
     const { slot: place, uid, gid } = request;
     const piece = { place, offset, data, writer: { fh, uid, gid } };
-    const taken = (length: number): number => {
-      attributes.grew(id, offset + length);
+    const recordAccepted = (length: number): number => {
+      attributes.recordKernelSize(id, offset + length);
       return length;
     };
     // Nearly all writes take this path, without a promise.
-    if (behind.hasRoom(data.length)) return taken(behind.write(id, piece, neverAborted) as number);
-    return calls.wait(request, async (signal) => taken(await behind.write(id, piece, signal)));
+    if (writeBehind.hasRoom(data.length)) return recordAccepted(writeBehind.write(id, piece, neverAborts) as number);
+    return calls.wait(request, async (signal) => recordAccepted(await writeBehind.write(id, piece, signal)));
   }
 
-  async function writeThrough(id: number, at: WritePosition, data: Buffer, request: Request): Promise<number> {
+  async function writeThrough(id: number, position: WritePosition, data: Buffer, request: Request): Promise<number> {
     const { slot: place } = request;
-    waiting.add(place);
+    synchronousPlaces.add(place);
     try {
-      await accept(id, at, data, request);
+      await accept(id, position, data, request);
     } catch (cause) {
-      waiting.delete(place);
+      synchronousPlaces.delete(place);
       throw cause;
     }
     try {
-      await flushed(id, request);
+      await flush(id, request);
     } finally {
       // The requester was interrupted while the data are in flight: keep their memory.
-      if (waiting.delete(place)) journal?.keep(place);
+      if (synchronousPlaces.delete(place)) journal?.keep(place);
     }
-    losses.report(id, at.fh, request);
+    losses.report(id, position.fh, request);
     return data.length;
   }
 
   return {
-    flushed,
-    write: (id, at, data, request) => {
-      losses.report(id, at.fh, request);
+    flush,
+    write: (id, position, data, request) => {
+      losses.report(id, position.fh, request);
       if (data.length === 0) return 0;
-      return journal === undefined || parts.isSync || (at.openFlags & syncFlags) !== 0
-        ? writeThrough(id, at, data, request)
-        : accept(id, at, data, request);
+      return journal === undefined || parts.isSync || (position.openFlags & syncFlags) !== 0
+        ? writeThrough(id, position, data, request)
+        : accept(id, position, data, request);
     },
-    settle: async (id, fh, request) => {
-      await flushed(id, request);
+    flushAndReport: async (id, fh, request) => {
+      await flush(id, request);
       losses.report(id, fh, request);
     },
-    settled: (id, request, range) => waitUnlessInterrupted(request, behind.settled(id, range)),
-    end: (id) => behind.end(id),
+    waitUntilAnswered: (id, request, range) => waitUnlessInterrupted(request, writeBehind.waitUntilAnswered(id, range)),
+    unansweredEnd: (id) => writeBehind.unansweredEnd(id),
     get revalidations() {
       return revalidations;
     },
-    opened: losses.opened,
-    closed: (id, fh) => {
-      losses.closed(id, fh);
-      return behind.flush(id);
+    recordOpen: losses.recordOpen,
+    flushOnClose: (id, fh) => {
+      losses.recordClose(id, fh);
+      return writeBehind.flush(id);
     },
     forget: losses.forget,
-    behind: {
-      restore: ({ place, node, offset, data, ...writer }) => behind.restore(node, { place, offset, data, writer }),
-      commitSoon: behind.commitSoon,
+    uncommitted: {
+      restore: ({ place, node, offset, data, ...writer }) => writeBehind.restore(node, { place, offset, data, writer }),
+      commitSoon: writeBehind.commitSoon,
       revalidate: () => {
-        if (behind.files > 0) revalidations++;
-        behind.revalidate();
+        if (writeBehind.files > 0) revalidations++;
+        writeBehind.revalidate();
       },
-      flush: behind.flushAll,
+      flush: writeBehind.flushAll,
       stop: () => {
         losses.stop();
         return background.stop();
       },
       get files() {
-        return behind.files;
+        return writeBehind.files;
       },
     },
   };
 }
 
-const neverAborted = new AbortController().signal;
+const neverAborts = new AbortController().signal;
 
 const totalBytes = (pieces: readonly { readonly data: Uint8Array }[]): number =>
   pieces.reduce((sum, { data }) => sum + data.length, 0);

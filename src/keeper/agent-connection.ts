@@ -8,8 +8,8 @@ import { KeeperError, type KeeperState, type Message, type MessageOf, maxSpecByt
 import type { Supervisor } from './supervisor.ts';
 
 /** Requests of an agent. */
-const questions = ['adopt', 'drop', 'flush', 'list', 'status', 'upgrade', 'end', 'copies', 'restore'] as const;
-type Question = MessageOf<(typeof questions)[number]>;
+const requestKinds = ['adopt', 'drop', 'flush', 'list', 'status', 'upgrade', 'end', 'copies', 'restore'] as const;
+type AgentRequest = MessageOf<(typeof requestKinds)[number]>;
 /** Messages that precede a `restore` request. */
 const transferKinds = ['everything', 'add', 'holding'] as const;
 type Transfer = MessageOf<(typeof transferKinds)[number]>;
@@ -18,10 +18,10 @@ export interface AgentConnectionPorts {
   readonly clock: Clock;
   readonly log: Log;
   /** Resolves when this keeper is in charge. Throws during a handover. */
-  readonly inCharge: () => Promise<{ readonly supervisor: Supervisor; readonly held: HeldDescriptors }>;
+  readonly activeKeeper: () => Promise<{ readonly supervisor: Supervisor; readonly held: HeldDescriptors }>;
   readonly state: () => KeeperState;
   readonly end: (signal: AbortSignal) => Promise<void>;
-  /** The agent that requested the end has its reply. */
+  /** Called when the agent that requested the end has its reply. */
   readonly ended: () => void;
   /** Sends everything now, and every later change. */
   readonly share: (connection: Connection) => void;
@@ -30,21 +30,21 @@ export interface AgentConnectionPorts {
   readonly closed: (connection: Connection) => void;
 }
 
-const timeoutMs = { usual: 15_000, upgrade: 90_000 } as const;
-const timeoutFor = (question: Question): number =>
-  question.kind === 'flush'
-    ? timeoutMs.usual + question.ms
-    : timeoutMs[question.kind === 'upgrade' ? 'upgrade' : 'usual'];
-const maxListed = 200;
+const timeoutMs = { default: 15_000, upgrade: 90_000 } as const;
+const timeoutFor = (request: AgentRequest): number =>
+  request.kind === 'flush'
+    ? timeoutMs.default + request.ms
+    : timeoutMs[request.kind === 'upgrade' ? 'upgrade' : 'default'];
+const maxListedMounts = 200;
 
 /** Handles the requests of one agent. */
 export function serveAgent(connection: Connection, ports: AgentConnectionPorts): void {
-  const { clock, log, inCharge, state, end, ended, share, closed } = ports;
-  const gone = new AbortController();
+  const { clock, log, activeKeeper, state, end, ended, share, closed } = ports;
+  const agentGone = new AbortController();
   let collector = createCollector();
   let everything: HeldDescriptors | undefined;
 
-  function take(message: Transfer, descriptors: number[]): void {
+  function takeTransfer(message: Transfer, descriptors: number[]): void {
     if (message.kind === 'everything') discardTransfer();
     everything = collector.take(message, descriptors);
   }
@@ -62,38 +62,38 @@ export function serveAgent(connection: Connection, ports: AgentConnectionPorts):
     await ports.restore(transferred);
   }
 
-  async function done(question: Question, descriptors: number[], signal: AbortSignal): Promise<Message> {
-    const { ask } = question;
-    switch (question.kind) {
+  async function handleRequest(request: AgentRequest, descriptors: number[], signal: AbortSignal): Promise<Message> {
+    const { ask } = request;
+    switch (request.kind) {
       case 'adopt':
-        await adopt(question, descriptors.shift() ?? -1, signal);
+        await adopt(request, descriptors.shift() ?? -1, signal);
         return { kind: 'done', ask };
       case 'drop':
-        (await unlessAborted(inCharge(), signal)).supervisor.remove(question.mount);
+        (await unlessAborted(activeKeeper(), signal)).supervisor.remove(request.mount);
         return { kind: 'done', ask };
       case 'flush': {
-        const { supervisor } = await unlessAborted(inCharge(), signal);
-        return { kind: 'flushed', ask, files: await supervisor.flush(question.mount, question.ms, signal) };
+        const { supervisor } = await unlessAborted(activeKeeper(), signal);
+        return { kind: 'flushed', ask, files: await supervisor.flush(request.mount, request.ms, signal) };
       }
       case 'list':
-        return listed(question, (await unlessAborted(inCharge(), signal)).held);
+        return listMounts(request, (await unlessAborted(activeKeeper(), signal)).held);
       case 'status':
         return { kind: 'state', ask, state: state() };
       case 'upgrade':
-        await (await unlessAborted(inCharge(), signal)).supervisor.upgrade(question.program, signal);
+        await (await unlessAborted(activeKeeper(), signal)).supervisor.upgrade(request.program, signal);
         return { kind: 'done', ask };
       case 'end':
         await end(signal);
         return { kind: 'done', ask };
       case 'copies':
-        await unlessAborted(inCharge(), signal);
+        await unlessAborted(activeKeeper(), signal);
         share(connection);
         return { kind: 'done', ask };
       case 'restore':
         await restore();
         return { kind: 'done', ask };
       default:
-        return question satisfies never;
+        return request satisfies never;
     }
   }
 
@@ -101,7 +101,7 @@ export function serveAgent(connection: Connection, ports: AgentConnectionPorts):
     try {
       if (Buffer.byteLength(JSON.stringify(spec)) > maxSpecBytes)
         throw new KeeperError('invalid', 'the spec is too long');
-      const { supervisor, held } = await unlessAborted(inCharge(), signal);
+      const { supervisor, held } = await unlessAborted(activeKeeper(), signal);
       if (held.mounts.has(mount)) throw new KeeperError('exists', 'a mount with this name already exists');
       if (held.mounts.size >= maxMounts) throw new KeeperError('full', 'too many mounts');
       supervisor.add({ id: mount, spec, fd });
@@ -111,11 +111,11 @@ export function serveAgent(connection: Connection, ports: AgentConnectionPorts):
     }
   }
 
-  async function reply(question: Question, descriptors: number[]): Promise<void> {
-    const { ask, kind } = question;
-    using limit = clock.deadline(timeoutFor(question), gone.signal);
+  async function reply(request: AgentRequest, descriptors: number[]): Promise<void> {
+    const { ask, kind } = request;
+    using limit = clock.deadline(timeoutFor(request), agentGone.signal);
     try {
-      connection.send(await done(question, descriptors, limit.signal));
+      connection.send(await handleRequest(request, descriptors, limit.signal));
       if (kind === 'end') ended();
     } catch (cause) {
       const { reason, text } = failureOf(cause);
@@ -125,24 +125,24 @@ export function serveAgent(connection: Connection, ports: AgentConnectionPorts):
   }
 
   connection.handle({
-    accepts: [...questions, ...transferKinds],
+    accepts: [...requestKinds, ...transferKinds],
     message: (message, descriptors) =>
-      isTransfer(message) ? take(message, descriptors) : void reply(message, descriptors),
+      isTransfer(message) ? takeTransfer(message, descriptors) : void reply(message, descriptors),
     closed: () => {
       discardTransfer();
-      gone.abort(new KeeperError('gone', 'the agent is gone'));
+      agentGone.abort(new KeeperError('gone', 'the agent is gone'));
       closed(connection);
     },
   });
   connection.send({ kind: 'state', ask: 0, state: state() });
 }
 
-const isTransfer = (message: Question | Transfer): message is Transfer =>
+const isTransfer = (message: AgentRequest | Transfer): message is Transfer =>
   transferKinds.some((kind) => kind === message.kind);
 
-function listed({ ask, after }: MessageOf<'list'>, { mounts }: HeldDescriptors): Message {
+function listMounts({ ask, after }: MessageOf<'list'>, { mounts }: HeldDescriptors): Message {
   const names = [...mounts.keys()].filter((name) => name > after).sort();
-  return { kind: 'listed', ask, mounts: names.slice(0, maxListed), more: names.length > maxListed };
+  return { kind: 'listed', ask, mounts: names.slice(0, maxListedMounts), more: names.length > maxListedMounts };
 }
 
 /** Only our own messages are sent: other errors may quote secrets. */

@@ -12,16 +12,16 @@ import { peerCredentials } from './system-calls.ts';
  */
 export type KeeperCheck = 'alive' | 'ready';
 
-const answerMs = 5_000;
+const answerTimeoutMs = 5_000;
 
 /** Returns the reason for a failed check, undefined if it passes. */
-export async function checkKeeper(path: string, what: KeeperCheck, clock: Clock): Promise<string | undefined> {
-  const listens = findListener(path);
-  if (listens === 'nobody') return what === 'alive' ? undefined : 'no keeper is in charge';
-  if (listens === 'another') return what === 'alive' ? undefined : 'the keeper of another container is in charge';
+export async function checkKeeper(path: string, check: KeeperCheck, clock: Clock): Promise<string | undefined> {
+  const listener = findListener(path);
+  if (listener === 'nobody') return check === 'alive' ? undefined : 'no keeper is in charge';
+  if (listener === 'another') return check === 'alive' ? undefined : 'the keeper of another container is in charge';
   try {
-    const state = await askState(path, clock);
-    return what === 'alive' ? undefined : unready(state);
+    const state = await readState(path, clock);
+    return check === 'alive' ? undefined : unreadyReason(state);
   } catch (cause) {
     return `the keeper does not answer: ${cause instanceof Error ? cause.message : String(cause)}`;
   }
@@ -39,7 +39,7 @@ function findListener(path: string): 'nobody' | 'another' | 'ours' {
   }
 }
 
-async function askState(path: string, clock: Clock): Promise<KeeperState> {
+async function readState(path: string, clock: Clock): Promise<KeeperState> {
   using client = connectKeeper({
     path,
     user: process.getuid?.() ?? 0,
@@ -48,11 +48,11 @@ async function askState(path: string, clock: Clock): Promise<KeeperState> {
     changed: () => undefined,
     closed: () => undefined,
   });
-  using limit = clock.deadline(answerMs, new AbortController().signal);
+  using limit = clock.deadline(answerTimeoutMs, new AbortController().signal);
   return await client.status(limit.signal);
 }
 
-function unready({ doing, isBorrowed }: KeeperState): string | undefined {
+function unreadyReason({ doing, isBorrowed }: KeeperState): string | undefined {
   if (isBorrowed === true) return 'the data path of the previous keeper still serves';
   return doing === 'idle' || doing === 'serving' ? undefined : `the keeper is ${doing}`;
 }

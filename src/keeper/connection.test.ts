@@ -18,8 +18,8 @@ import {
 import { encode, type Message } from './protocol.ts';
 
 const clock = systemClock();
-const faulty = 'a message could not be processed';
-const open = (): number => readdirSync('/proc/self/fd').length;
+const handlerFault = 'a message could not be processed';
+const countDescriptors = (): number => readdirSync('/proc/self/fd').length;
 let before = 0;
 
 describe.skipIf(needs('linux'))('connections and held descriptors', () => {
@@ -27,35 +27,35 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
     // Loads modules that keep descriptors open.
     const [one, other] = socketPair();
     for (const fd of [one, other]) closeSync(fd);
-    before = open();
+    before = countDescriptors();
   });
   afterEach(async () => {
-    await eventually(open, (now) => now === before);
+    await eventually(countDescriptors, (now) => now === before);
   });
 
-  interface Heard {
+  interface ReceivedMessages {
     readonly messages: Message[];
     readonly descriptors: number[];
     why?: string;
   }
 
-  function listen(connection: Connection, accepts: readonly Message['kind'][]): Heard {
-    const heard: Heard = { messages: [], descriptors: [] };
+  function listen(connection: Connection, accepts: readonly Message['kind'][]): ReceivedMessages {
+    const received: ReceivedMessages = { messages: [], descriptors: [] };
     connection.handle({
       accepts,
       message: (message, descriptors) => {
-        heard.messages.push(message);
-        heard.descriptors.push(...descriptors.splice(0));
+        received.messages.push(message);
+        received.descriptors.push(...descriptors.splice(0));
       },
       closed: (why) => {
-        heard.why = why;
+        received.why = why;
       },
     });
-    return heard;
+    return received;
   }
 
   /** Memory marked by its content. */
-  function marked(mark: number): number {
+  function createMarked(mark: number): number {
     const fd = createMemory('test', 4096);
     writeSync(fd, Buffer.from([mark % 256, mark >> 8]), 0, 2, 0);
     return fd;
@@ -67,11 +67,11 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
   }
 
   test('messages and descriptors arrive in order, including those that the socket had no room for', async () => {
-    const [here, there] = socketPair();
-    const [sender, receiver] = [createConnection(here, clock), createConnection(there, clock)];
+    const [ownEnd, peerEnd] = socketPair();
+    const [sender, receiver] = [createConnection(ownEnd, clock), createConnection(peerEnd, clock)];
     const text = 'x'.repeat(10_000);
     for (let i = 0; i < 200; i++) {
-      const fd = marked(i);
+      const fd = createMarked(i);
       sender.send({ kind: 'adopt', ask: i, mount: 'm', spec: text }, [fd]);
       // Queued messages must not need the original: its number is soon reused.
       closeSync(fd);
@@ -94,15 +94,15 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
   });
 
   test('the last messages of a dead process are received, even if it had unread messages', async () => {
-    const [here, there] = socketPair();
-    const connection = createConnection(here, clock);
-    const fd = marked(7);
-    sendMessage(there, {
+    const [ownEnd, peerEnd] = socketPair();
+    const connection = createConnection(ownEnd, clock);
+    const fd = createMarked(7);
+    sendMessage(peerEnd, {
       bytes: encode({ kind: 'holding', sockets: [{ socket: 's', about: '' }] }),
       descriptors: [fd],
     });
     connection.send({ kind: 'stop' });
-    closeSync(there);
+    closeSync(peerEnd);
     closeSync(fd);
     const heard = listen(connection, ['holding']);
     await eventually(
@@ -120,11 +120,11 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
     ['not for this side', encode({ kind: 'yours' }), 'a message (yours) came with 1 descriptors'],
     ['more than is read', Buffer.alloc(100_000, ' '), 'a message is too long'],
   ])('garbage closes the connection and its descriptors: %s', async (_, bytes, why) => {
-    const [here, there] = socketPair();
-    const heard = listen(createConnection(here, clock), ['stop']);
-    const peer = listen(createConnection(there, clock), []);
-    const fd = marked(1);
-    sendMessage(there, { bytes, descriptors: [fd] });
+    const [ownEnd, peerEnd] = socketPair();
+    const heard = listen(createConnection(ownEnd, clock), ['stop']);
+    const peer = listen(createConnection(peerEnd, clock), []);
+    const fd = createMarked(1);
+    sendMessage(peerEnd, { bytes, descriptors: [fd] });
     closeSync(fd);
     await eventually(
       () => heard.why,
@@ -139,13 +139,13 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
   });
 
   test('a kind that this side does not accept closes the connection', async () => {
-    const [here, there] = socketPair();
-    const heard = listen(createConnection(here, clock), ['stop']);
-    const peer = createConnection(there, clock);
+    const [ownEnd, peerEnd] = socketPair();
+    const heard = listen(createConnection(ownEnd, clock), ['stop']);
+    const peer = createConnection(peerEnd, clock);
     peer.send({ kind: 'yours' });
     await eventually(
       () => heard.why,
-      (why) => why === 'a message (yours) is unexpected here',
+      (why) => why === 'a message (yours) is unexpected ownEnd',
     );
     peer.close();
   });
@@ -153,10 +153,10 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
   test.each([new Error('a fault of ours'), undefined])(
     'descriptors that a handler does not take are closed, also if it throws: %s',
     async (fault) => {
-      const [here, there] = socketPair();
+      const [ownEnd, peerEnd] = socketPair();
       const taken: number[] = [];
       const closed = Promise.withResolvers<string>();
-      createConnection(here, clock).handle({
+      createConnection(ownEnd, clock).handle({
         accepts: ['add'],
         message: (_, descriptors) => {
           taken.push(descriptors.shift() ?? -1);
@@ -165,28 +165,28 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
         closed: closed.resolve,
       });
       const mounts = ['one', 'two', 'three'].map((mount) => ({ mount, spec: 1 }));
-      const sent = mounts.map((_, i) => marked(i + 1));
-      sendMessage(there, { bytes: encode({ kind: 'add', mounts }), descriptors: sent });
-      for (const fd of [...sent, there]) closeSync(fd);
-      expect(await closed.promise).toBe(fault === undefined ? 'the peer is gone' : faulty);
+      const sent = mounts.map((_, i) => createMarked(i + 1));
+      sendMessage(peerEnd, { bytes: encode({ kind: 'add', mounts }), descriptors: sent });
+      for (const fd of [...sent, peerEnd]) closeSync(fd);
+      expect(await closed.promise).toBe(fault === undefined ? 'the peer is gone' : handlerFault);
       expect(taken.map(markOf)).toEqual([1]);
       for (const fd of taken) closeSync(fd);
     },
   );
 
   test('messages after a local close are ignored, and their descriptors are closed', async () => {
-    const [here, there] = socketPair();
-    const connection = createConnection(here, clock);
-    const fd = marked(1);
-    sendMessage(there, { bytes: encode({ kind: 'adopt', ask: 1, mount: 'm', spec: 1 }), descriptors: [fd] });
+    const [ownEnd, peerEnd] = socketPair();
+    const connection = createConnection(ownEnd, clock);
+    const fd = createMarked(1);
+    sendMessage(peerEnd, { bytes: encode({ kind: 'adopt', ask: 1, mount: 'm', spec: 1 }), descriptors: [fd] });
     const heard = listen(connection, ['adopt']);
     connection.close();
     await eventually(
       () => heard.why,
-      (why) => why === 'closed here',
+      (why) => why === 'closed ownEnd',
     );
     expect(heard.messages).toEqual([]);
-    for (const each of [fd, there]) closeSync(each);
+    for (const each of [fd, peerEnd]) closeSync(each);
   });
 
   test('a process can exit while it waits for a message', async () => {
@@ -201,11 +201,12 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
   });
 
   test('a set of more descriptors than one message holds arrives complete', async () => {
-    const [here, there] = socketPair();
-    const [sender, receiver] = [createConnection(here, clock), createConnection(there, clock)];
-    const held = createHeldDescriptors(marked(9999));
-    for (let i = 0; i < 700; i++) held.addMount({ id: `m${i}`, spec: { i, password: 'x'.repeat(500) }, fd: marked(i) });
-    for (let i = 0; i < 300; i++) held.addSocket({ id: `s${i}`, about: 'x', fd: marked(1000 + i) });
+    const [ownEnd, peerEnd] = socketPair();
+    const [sender, receiver] = [createConnection(ownEnd, clock), createConnection(peerEnd, clock)];
+    const held = createHeldDescriptors(createMarked(9999));
+    for (let i = 0; i < 700; i++)
+      held.addMount({ id: `m${i}`, spec: { i, password: 'x'.repeat(500) }, fd: createMarked(i) });
+    for (let i = 0; i < 300; i++) held.addSocket({ id: `s${i}`, about: 'x', fd: createMarked(1000 + i) });
     using collector = createCollector();
     const { promise, resolve } = Promise.withResolvers<HeldDescriptors>();
     receiver.handle({
@@ -217,12 +218,12 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
       closed: () => undefined,
     });
     sendHeldDescriptors(sender, held, 'everything');
-    using got = await promise;
-    expect(markOf(got.journal)).toBe(9999);
-    expect([...got.mounts.values()].map(({ id, spec, fd }) => [id, spec, markOf(fd)])).toEqual(
+    using received = await promise;
+    expect(markOf(received.journal)).toBe(9999);
+    expect([...received.mounts.values()].map(({ id, spec, fd }) => [id, spec, markOf(fd)])).toEqual(
       [...held.mounts.values()].map(({ id, spec, fd }) => [id, spec, markOf(fd)]),
     );
-    expect([...got.sockets.values()].map(({ id, fd }) => [id, markOf(fd)])).toEqual(
+    expect([...received.sockets.values()].map(({ id, fd }) => [id, markOf(fd)])).toEqual(
       [...held.sockets.values()].map(({ id, fd }) => [id, markOf(fd)]),
     );
     held[Symbol.dispose]();

@@ -10,8 +10,9 @@ export interface Handlers<K extends Kind> {
   /** Any other kind closes the connection. `failed` is always accepted and reported through `closed`. */
   readonly accepts: readonly K[];
   /**
-   * Handlers take descriptors by removing them from the list, in order. The connection closes those that are left when this returns or
-   * throws: a forgotten copy of /dev/fuse in a keeper would stop the kernel from ending a mount that no process serves.
+   * Handlers take descriptors by removing them from the list, in order. The connection closes those that are left when
+   * this returns or throws: a forgotten copy of /dev/fuse in a keeper would stop the kernel from ending a mount that no
+   * process serves.
    */
   message(message: MessageOf<K>, descriptors: number[]): void;
   /** Called last, after all messages that the peer sent before it ended. */
@@ -29,17 +30,17 @@ export interface Connection {
 
 /** Owns the socket and closes it with the connection. */
 export function createConnection(fd: number, clock: Clock): Connection {
-  const registered = shutDownAtExit(fd);
+  const exitHook = shutDownAtExit(fd);
   const queue = createSendQueue(fd, clock, () => end('the peer accepts no messages'));
   let handlers: Handlers<Kind> | undefined;
   let isOpen = true;
   let isReading = false;
-  let why = 'the peer is gone';
+  let closeReason = 'the peer is gone';
 
-  function end(because?: string): void {
+  function end(reason?: string): void {
     if (!isOpen) return;
     isOpen = false;
-    if (because !== undefined) why = because;
+    if (reason !== undefined) closeReason = reason;
     queue[Symbol.dispose]();
     // The thread that waits for a message releases the descriptor only after a shutdown.
     shutDown(fd);
@@ -47,7 +48,7 @@ export function createConnection(fd: number, clock: Clock): Connection {
   }
 
   function free(): void {
-    registered[Symbol.dispose]();
+    exitHook[Symbol.dispose]();
     closeSync(fd);
   }
 
@@ -55,7 +56,7 @@ export function createConnection(fd: number, clock: Clock): Connection {
     if (isOpen) queue.send(encode(message), descriptors);
   }
 
-  function take(bytes: Buffer, descriptors: number[]): void {
+  function receiveMessage(bytes: Buffer, descriptors: number[]): void {
     try {
       if (!isOpen) throw new ProtocolError('the connection is closed');
       const message = decode(bytes, descriptors.length);
@@ -75,7 +76,7 @@ export function createConnection(fd: number, clock: Clock): Connection {
     end(text);
   }
 
-  async function read(): Promise<void> {
+  async function readMessages(): Promise<void> {
     const receive = createReceiver(fd);
     // recvmsg reports a reset once, before data that the peer had sent. Only a second end means that there is nothing
     // more.
@@ -84,12 +85,12 @@ export function createConnection(fd: number, clock: Clock): Connection {
       if (parcel === undefined) ends++;
       else {
         ends = 0;
-        take(parcel.bytes, [...parcel.descriptors]);
+        receiveMessage(parcel.bytes, [...parcel.descriptors]);
       }
     }
     end();
     free();
-    handlers?.closed(why);
+    handlers?.closed(closeReason);
   }
 
   return {
@@ -101,7 +102,7 @@ export function createConnection(fd: number, clock: Clock): Connection {
       handlers = next as unknown as Handlers<Kind>;
       if (isReading || !isOpen) return;
       isReading = true;
-      void read();
+      void readMessages();
     },
     close: () => end('closed here'),
   };

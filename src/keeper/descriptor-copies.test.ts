@@ -12,25 +12,25 @@ import { connectKeeper, type KeeperClient } from './keeper-client.ts';
 const clock = systemClock();
 
 describe.skipIf(needs('linux', 'root'))("an agent with copies of the keeper's descriptors", () => {
-  let ground: KeeperFixture;
+  let scratch: KeeperFixture;
   let copies: DescriptorCopies;
 
   beforeEach(() => {
-    ground = createKeeperFixture();
+    scratch = createKeeperFixture();
     copies = createDescriptorCopies();
   });
   afterEach(async () => {
     copies[Symbol.dispose]();
-    await ground[Symbol.asyncDispose]();
+    await scratch[Symbol.asyncDispose]();
   });
 
-  function connect(into: DescriptorCopies = copies): KeeperClient {
+  function connect(copiesOfClient: DescriptorCopies = copies): KeeperClient {
     const client = connectKeeper({
-      path: ground.socket,
+      path: scratch.socket,
       user: 0,
       clock,
       version: 'test',
-      copies: into,
+      copies: copiesOfClient,
       changed: () => undefined,
       closed: () => undefined,
     });
@@ -38,20 +38,20 @@ describe.skipIf(needs('linux', 'root'))("an agent with copies of the keeper's de
     return client;
   }
 
-  async function shared(): Promise<KeeperClient> {
+  async function connectAndShare(): Promise<KeeperClient> {
     const client = connect();
-    expect(await client.status(ground.signal)).toMatchObject({ shares: true });
-    await client.share(ground.signal);
+    expect(await client.status(scratch.signal)).toMatchObject({ shares: true });
+    await client.share(scratch.signal);
     return client;
   }
 
   const everything = () => copies.held ?? expect.fail('nothing is held');
-  const serves = (client: KeeperClient) =>
+  const waitUntilServing = (client: KeeperClient) =>
     eventually(
-      () => client.status(ground.signal),
+      () => client.status(scratch.signal),
       ({ active }) => active?.ready === true,
     );
-  const namesOf = (pid: number | 'self'): readonly string[] =>
+  const descriptorTargets = (pid: number | 'self'): readonly string[] =>
     readdirSync(`/proc/${pid}/fd`).flatMap((fd) => {
       try {
         return [readlinkSync(`/proc/${pid}/fd/${fd}`)];
@@ -61,7 +61,7 @@ describe.skipIf(needs('linux', 'root'))("an agent with copies of the keeper's de
     });
 
   test('receives every change, and closes what is dropped', async () => {
-    await ground.startKeeper();
+    await scratch.startKeeper();
     const { promise: connected, resolve } = Promise.withResolvers<Socket>();
     const server = createServer(resolve).listen(0, '127.0.0.1');
     onTestFinished(() => void server.close());
@@ -71,73 +71,73 @@ describe.skipIf(needs('linux', 'root'))("an agent with copies of the keeper's de
     );
     const address = server.address();
     const port = typeof address === 'object' ? (address?.port ?? 0) : 0;
-    ground.behave({ connectsToPort: port });
-    const before = ground.client();
-    await ground.adopt(before, 'early');
-    await serves(before);
-    const client = await shared();
+    scratch.behave({ connectsToPort: port });
+    const before = scratch.client();
+    await scratch.adopt(before, 'early');
+    await waitUntilServing(before);
+    const client = await connectAndShare();
     expect(copies.mounts).toEqual(['early']);
-    await ground.adopt(client, 'late', { secret: 'spec' });
+    await scratch.adopt(client, 'late', { secret: 'spec' });
     expect(copies.mounts).toEqual(['early', 'late']);
     expect(everything().mounts.get('late')?.spec).toEqual({ secret: 'spec' });
-    await client.drop('early', ground.signal);
+    await client.drop('early', scratch.signal);
     expect(copies.mounts).toEqual(['late']);
-    expect(namesOf('self').filter((name) => name === join(ground.folder, 'early'))).toEqual([]);
+    expect(descriptorTargets('self').filter((name) => name === join(scratch.folder, 'early'))).toEqual([]);
     (await connected).destroy();
     await eventually(
       () => everything().sockets.size,
       (count) => count === 1,
     );
     copies.drop();
-    await ground.adopt(client, 'unheard');
+    await scratch.adopt(client, 'unheard');
     expect(copies.mounts).toEqual([]);
-    const kept = namesOf('self').filter((name) => name.startsWith(ground.folder));
+    const kept = descriptorTargets('self').filter((name) => name.startsWith(scratch.folder));
     expect(kept.filter((name) => !name.endsWith('.sock'))).toEqual([]);
   });
 
   test('restores them into the next keeper, which continues with the same journal', async () => {
-    const keeper = await ground.startKeeper();
-    const client = await shared();
-    await ground.adopt(client, 'm');
+    const keeper = await scratch.startKeeper();
+    const client = await connectAndShare();
+    await scratch.adopt(client, 'm');
     const { active, standby } = await eventually(
-      () => client.status(ground.signal),
+      () => client.status(scratch.signal),
       (state) => state.active?.ready === true && state.standby !== null,
     );
     // Like the end of a container.
     for (const pid of [keeper.pid, active?.pid ?? 0, standby?.pid ?? 0]) process.kill(pid, 'SIGKILL');
     await keeper.ended;
-    await ground.startKeeper();
+    await scratch.startKeeper();
     const next = connect();
-    await next.restore(everything(), ground.signal);
-    expect(await ground.recordAfter('m', 2)).toMatchObject({ as: 'successor', served: 2 });
-    await next.share(ground.signal);
+    await next.restore(everything(), scratch.signal);
+    expect(await scratch.recordAfter('m', 2)).toMatchObject({ as: 'successor', served: 2 });
+    await next.share(scratch.signal);
     expect(copies.mounts).toEqual(['m']);
   });
 
   test('does not restore them into a keeper with mounts, or while a data path serves them', {
     timeout: 60_000,
   }, async () => {
-    const keeper = await ground.startKeeper();
-    const client = await shared();
-    await ground.adopt(client, 'm');
-    const { active } = await serves(client);
+    const keeper = await scratch.startKeeper();
+    const client = await connectAndShare();
+    await scratch.adopt(client, 'm');
+    const { active } = await waitUntilServing(client);
     const pid = active?.pid ?? 0;
     const occupied = { reason: 'occupied' };
-    await expect(client.restore(everything(), ground.signal)).rejects.toMatchObject(occupied);
+    await expect(client.restore(everything(), scratch.signal)).rejects.toMatchObject(occupied);
     await suspend(pid);
     process.kill(keeper.pid, 'SIGKILL');
     await keeper.ended;
-    const second = await ground.startKeeper();
+    const second = await scratch.startKeeper();
     const next = connect(createDescriptorCopies());
-    await expect(next.restore(everything(), ground.signal)).rejects.toMatchObject({ reason: 'served' });
+    await expect(next.restore(everything(), scratch.signal)).rejects.toMatchObject({ reason: 'served' });
     // A keeper that refused it keeps nothing.
-    expect(namesOf(second.pid).filter((name) => name === join(ground.folder, 'm'))).toEqual([]);
+    expect(descriptorTargets(second.pid).filter((name) => name === join(scratch.folder, 'm'))).toEqual([]);
     process.kill(pid, 'SIGCONT');
     const after = await eventually(
-      () => next.status(ground.signal),
+      () => next.status(scratch.signal),
       ({ mounts }) => mounts === 1,
     );
     expect(after.active?.pid).toBe(pid);
-    expect(ground.recordsOf('m')).toHaveLength(1);
+    expect(scratch.recordsOf('m')).toHaveLength(1);
   });
 });

@@ -29,11 +29,11 @@ export function createDescriptorCopies(): DescriptorCopies {
   }
 
   function collect(message: MessageOf<'everything' | 'add' | 'holding'>, descriptors: number[]): void {
-    const whole = collector?.take(message, descriptors);
-    if (whole === undefined) return;
+    const complete = collector?.take(message, descriptors);
+    if (complete === undefined) return;
     // Close the old ones last: they keep the mounts alive until the new ones have arrived.
     held?.[Symbol.dispose]();
-    [collector, held] = [undefined, whole];
+    [collector, held] = [undefined, complete];
   }
 
   return {

@@ -13,28 +13,31 @@ interface HandOverPorts {
   readonly clock: Clock;
   readonly log: Log;
   /** Undefined: a handover is not possible now. */
-  readonly charge: () => ActiveKeeper | undefined;
-  readonly begun: () => void;
-  readonly ended: (isHandedOver: boolean) => void;
+  readonly activeKeeper: () => ActiveKeeper | undefined;
+  readonly onBegin: () => void;
+  readonly onEnd: (isHandedOver: boolean) => void;
 }
 
 export interface HandOver {
   /** Call after every change: if another data path serves by now, the keeper tells that one to move instead. */
-  check(): void;
+  afterChange(): void;
 }
 
-const maxMs = 15_000;
+const handoverTimeoutMs = 15_000;
 
 /**
  * The old keeper's side. It is in charge until it sends `yours`, and never afterwards: if a data path dies meanwhile,
  * exactly one of the two keepers starts its successor.
  */
-export function handOver(connection: Connection, { clock, log, charge, begun, ended }: HandOverPorts): HandOver {
+export function handOver(
+  connection: Connection,
+  { clock, log, activeKeeper, onBegin, onEnd }: HandOverPorts,
+): HandOver {
   let current: { readonly supervisor: Supervisor; readonly path: string; isCurrent: () => boolean } | undefined;
-  const clean = new DisposableStack();
+  const cleanup = new DisposableStack();
 
   function begin(path: string): void {
-    const found = current === undefined ? charge() : undefined;
+    const found = current === undefined ? activeKeeper() : undefined;
     const isCurrent = found?.supervisor.isEmpty === true ? sendEverything(found) : found?.supervisor.move(path);
     if (found === undefined || isCurrent === undefined) {
       refuse();
@@ -43,13 +46,13 @@ export function handOver(connection: Connection, { clock, log, charge, begun, en
     const { supervisor, held } = found;
     log.info('handing over to another keeper', { mounts: held.mounts.size });
     current = { supervisor, path, isCurrent };
-    clean.use(clock.after(maxMs, cancel));
-    begun();
+    cleanup.use(clock.after(handoverTimeoutMs, cancel));
+    onBegin();
   }
 
   /** For the case that no live data path could do the transfer. */
   function sendEverything({ supervisor, held }: ActiveKeeper): () => boolean {
-    clean.use(supervisor.freeze());
+    cleanup.use(supervisor.freeze());
     sendHeldDescriptors(connection, held, 'everything');
     return () => true;
   }
@@ -64,7 +67,7 @@ export function handOver(connection: Connection, { clock, log, charge, begun, en
     current = undefined;
     connection.send({ kind: 'yours' });
     log.info('handed over: another keeper is in charge');
-    ended(true);
+    onEnd(true);
   }
 
   const refuse = (): void =>
@@ -75,8 +78,8 @@ export function handOver(connection: Connection, { clock, log, charge, begun, en
     current = undefined;
     log.warn('the handover failed; this keeper stays in charge');
     refuse();
-    ended(false);
-    clean[Symbol.dispose]();
+    onEnd(false);
+    cleanup[Symbol.dispose]();
     connection.close();
   }
 
@@ -86,7 +89,7 @@ export function handOver(connection: Connection, { clock, log, charge, begun, en
     closed: cancel,
   });
   return {
-    check: () => {
+    afterChange: () => {
       if (current?.isCurrent() === false)
         current.isCurrent = current.supervisor.move(current.path) ?? current.isCurrent;
     },

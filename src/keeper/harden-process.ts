@@ -11,14 +11,14 @@ export interface Hardening {
   readonly isClosed: boolean;
 }
 
-const coreLimit = 4;
-const lockedLimit = 8;
+const rlimitCore = 4;
+const rlimitMemlock = 8;
 const unlimited = 2n ** 64n - 1n;
-const dumpable = 4;
-const ipcLock = 1n << 14n;
+const prSetDumpable = 4;
+const capIpcLock = 1n << 14n;
 /** The system call's number: not every C library has a wrapper. */
-const mlock2 = { x64: 325, arm64: 284 } as const;
-const whenTouched = 1;
+const mlock2Number = { x64: 325, arm64: 284 } as const;
+const mlockOnFault = 1;
 
 /**
  * As far as permitted: excluded from the OOM killer, code locked in memory, closed to debuggers. Call it before any
@@ -29,15 +29,15 @@ export function hardenProcess(title: string, oomScore: number): Hardening {
   const { func } = libc();
   const granted = lowerOomScore(oomScore);
   const isCodeLocked = mayLock(func) && lockCode(func);
-  const isClosed = closeToOthers(func);
+  const isClosed = denyMemoryAccess(func);
   return { oomScore: granted, isCodeLocked, isClosed };
 }
 
 /** An unprivileged process can lower its score only to a value that a privileged one had set. */
 function lowerOomScore(wanted: number): number {
   const file = '/proc/self/oom_score_adj';
-  const now = Number(readFileSync(file, 'utf8'));
-  for (const score of [wanted, -500, 0].filter((each) => each >= wanted && each < now)) {
+  const currentScore = Number(readFileSync(file, 'utf8'));
+  for (const score of [wanted, -500, 0].filter((score) => score >= wanted && score < currentScore)) {
     try {
       writeFileSync(file, String(score));
       return score;
@@ -45,7 +45,7 @@ function lowerOomScore(wanted: number): number {
       // Not permitted to go that low.
     }
   }
-  return now;
+  return currentScore;
 }
 
 type Func = (prototype: string) => ForeignFunction;
@@ -53,10 +53,10 @@ type Func = (prototype: string) => ForeignFunction;
 /** With a limit, a later allocation could fail: then lock nothing. */
 function mayLock(func: Func): boolean {
   const effective = /^CapEff:\s*([0-9a-f]+)/m.exec(readFileSync('/proc/self/status', 'utf8'))?.[1] ?? '0';
-  if ((BigInt(`0x${effective}`) & ipcLock) !== 0n) return true;
+  if ((BigInt(`0x${effective}`) & capIpcLock) !== 0n) return true;
   const limit = Buffer.alloc(16);
-  const known: number = func('int getrlimit(int which, void *limit)')(lockedLimit, limit);
-  return known === 0 && limit.readBigUInt64LE(0) === unlimited;
+  const status: number = func('int getrlimit(int which, void *limit)')(rlimitMemlock, limit);
+  return status === 0 && limit.readBigUInt64LE(0) === unlimited;
 }
 
 /**
@@ -65,26 +65,26 @@ function mayLock(func: Func): boolean {
  * ends the process.
  */
 function lockCode(func: Func): boolean {
-  const number = mlock2[process.arch as keyof typeof mlock2];
-  if (number === undefined) return false;
+  const syscallNumber = mlock2Number[process.arch as keyof typeof mlock2Number];
+  if (syscallNumber === undefined) return false;
   const call = func('int64_t syscall(int64_t number, uint64_t from, uint64_t length, int64_t flags)');
   const mappings = readFileSync('/proc/self/maps', 'utf8').matchAll(/^([0-9a-f]+)-([0-9a-f]+) r-.p \S+ \S+ \S+ +\//gm);
   return [...mappings].every(([, from, to]) => {
     const [start, end] = [BigInt(`0x${from}`), BigInt(`0x${to}`)];
-    const answer: number | bigint = call(number, start, end - start, whenTouched);
-    return Number(answer) === 0;
+    const result: number | bigint = call(syscallNumber, start, end - start, mlockOnFault);
+    return Number(result) === 0;
   });
 }
 
-function closeToOthers(func: Func): boolean {
-  const none = Buffer.alloc(16);
-  const limited: number = func('int setrlimit(int which, void *limit)')(coreLimit, none);
-  const closed: number = func('int prctl(int option, uint64_t a, uint64_t b, uint64_t c, uint64_t d)')(
-    dumpable,
+function denyMemoryAccess(func: Func): boolean {
+  const zeroLimit = Buffer.alloc(16);
+  const coreResult: number = func('int setrlimit(int which, void *limit)')(rlimitCore, zeroLimit);
+  const dumpableResult: number = func('int prctl(int option, uint64_t a, uint64_t b, uint64_t c, uint64_t d)')(
+    prSetDumpable,
     0,
     0,
     0,
     0,
   );
-  return limited === 0 && closed === 0;
+  return coreResult === 0 && dumpableResult === 0;
 }

@@ -42,17 +42,17 @@ const maxSockets = 4096;
 export function createHeldDescriptors(journal: number): HeldDescriptors {
   const mounts = new Map<string, HeldMount>();
   const sockets = new Map<string, HeldSocket>();
-  let isOver = false;
+  let isDisposed = false;
   let onChange: ChangeListener = () => undefined;
 
-  const put = <T extends { readonly id: string; readonly fd: number }>(where: Map<string, T>, what: T): void => {
-    take(where, what.id);
-    where.set(what.id, what);
+  const put = <T extends { readonly id: string; readonly fd: number }>(map: Map<string, T>, entry: T): void => {
+    closeAndDelete(map, entry.id);
+    map.set(entry.id, entry);
   };
-  const take = (where: Map<string, { readonly fd: number }>, id: string): boolean => {
-    const found = where.get(id);
+  const closeAndDelete = (map: Map<string, { readonly fd: number }>, id: string): boolean => {
+    const found = map.get(id);
     if (found !== undefined) closeSync(found.fd);
-    return where.delete(id);
+    return map.delete(id);
   };
 
   return {
@@ -64,33 +64,33 @@ export function createHeldDescriptors(journal: number): HeldDescriptors {
       onChange({ kind: 'add', mounts: [{ mount: mount.id, spec: mount.spec }] }, [mount.fd]);
     },
     dropMount: (id) => {
-      const wasThere = take(mounts, id);
-      if (wasThere) onChange({ kind: 'remove', mount: id }, []);
-      return wasThere;
+      const existed = closeAndDelete(mounts, id);
+      if (existed) onChange({ kind: 'remove', mount: id }, []);
+      return existed;
     },
     addSocket: (socket) => {
       put(sockets, socket);
       onChange({ kind: 'holding', sockets: [{ socket: socket.id, about: socket.about }] }, [socket.fd]);
     },
     dropSocket: (id) => {
-      const wasThere = take(sockets, id);
-      if (wasThere) onChange({ kind: 'letGo', socket: id }, []);
-      return wasThere;
+      const existed = closeAndDelete(sockets, id);
+      if (existed) onChange({ kind: 'letGo', socket: id }, []);
+      return existed;
     },
     watch: (next) => {
       onChange = next;
     },
     [Symbol.dispose]: () => {
-      if (isOver) return;
-      isOver = true;
-      for (const id of Array.from(mounts.keys())) take(mounts, id);
-      for (const id of Array.from(sockets.keys())) take(sockets, id);
+      if (isDisposed) return;
+      isDisposed = true;
+      for (const id of Array.from(mounts.keys())) closeAndDelete(mounts, id);
+      for (const id of Array.from(sockets.keys())) closeAndDelete(sockets, id);
       closeSync(journal);
     },
   };
 }
 
-/** Below the kernel's limits per message, with room for the rest of it. */
+/** Below the kernel's limits per message, with room for the other fields. */
 const maxBatchCount = 200;
 const maxBatchBytes = maxMessageBytes - 1024;
 
@@ -103,34 +103,34 @@ export function sendHeldDescriptors(
   const counts = { mounts: held.mounts.size, sockets: held.sockets.size };
   connection.send(head === 'everything' ? { kind: head, ...counts } : { ...head, ...counts }, [held.journal]);
   const mounts = [...held.mounts.values()].map(({ id, spec, fd }) => ({ fd, entry: { mount: id, spec } }));
-  for (const some of batches(mounts))
+  for (const batch of batches(mounts))
     connection.send(
-      { kind: 'add', mounts: some.map(({ entry }) => entry) },
-      some.map(({ fd }) => fd),
+      { kind: 'add', mounts: batch.map(({ entry }) => entry) },
+      batch.map(({ fd }) => fd),
     );
   const sockets = [...held.sockets.values()].map(({ id, about, fd }) => ({ fd, entry: { socket: id, about } }));
-  for (const some of batches(sockets))
+  for (const batch of batches(sockets))
     connection.send(
-      { kind: 'holding', sockets: some.map(({ entry }) => entry) },
-      some.map(({ fd }) => fd),
+      { kind: 'holding', sockets: batch.map(({ entry }) => entry) },
+      batch.map(({ fd }) => fd),
     );
 }
 
 type Counts = 'mounts' | 'sockets';
 
 function* batches<T extends { readonly entry: unknown }>(all: readonly T[]): Generator<readonly T[]> {
-  let some: T[] = [];
+  let batch: T[] = [];
   let length = 0;
-  for (const each of all) {
-    const more = Buffer.byteLength(JSON.stringify(each.entry)) + 1;
-    if (some.length === maxBatchCount || (some.length > 0 && length + more > maxBatchBytes)) {
-      yield some;
-      [some, length] = [[], 0];
+  for (const item of all) {
+    const itemBytes = Buffer.byteLength(JSON.stringify(item.entry)) + 1;
+    if (batch.length === maxBatchCount || (batch.length > 0 && length + itemBytes > maxBatchBytes)) {
+      yield batch;
+      [batch, length] = [[], 0];
     }
-    some.push(each);
-    length += more;
+    batch.push(item);
+    length += itemBytes;
   }
-  if (some.length > 0) yield some;
+  if (batch.length > 0) yield batch;
 }
 
 /** Assembles the messages of `sendHeldDescriptors`. */
@@ -145,15 +145,15 @@ export function createCollector(): Collector {
   let held: HeldDescriptors | undefined;
   let expected = { mounts: 0, sockets: 0 };
 
-  function started(): HeldDescriptors {
+  function requireJournal(): HeldDescriptors {
     if (held === undefined) throw new ProtocolError('received mounts before the journal');
     return held;
   }
 
-  function put(message: HeldDescriptorsMessage, descriptors: number[]): void {
+  function addMessage(message: HeldDescriptorsMessage, descriptors: number[]): void {
     const { kind } = message;
-    if (kind === 'add') addMounts(started(), message, descriptors);
-    else if (kind === 'holding') holdSockets(started(), message, descriptors);
+    if (kind === 'add') addMounts(requireJournal(), message, descriptors);
+    else if (kind === 'holding') holdSockets(requireJournal(), message, descriptors);
     else if (held !== undefined) throw new ProtocolError('received a second journal');
     else {
       held = createHeldDescriptors(descriptors.shift() ?? -1);
@@ -163,12 +163,12 @@ export function createCollector(): Collector {
 
   return {
     take: (message, descriptors) => {
-      put(message, descriptors);
+      addMessage(message, descriptors);
       if (held === undefined || held.mounts.size < expected.mounts || held.sockets.size < expected.sockets)
         return undefined;
-      const whole = held;
+      const complete = held;
       held = undefined;
-      return whole;
+      return complete;
     },
     [Symbol.dispose]: () => held?.[Symbol.dispose](),
   };

@@ -11,14 +11,14 @@ import {
   type HeldSocket,
 } from './held-descriptors.ts';
 import { createKeeperConnections } from './keeper-connections.ts';
-import { keeperSocket } from './processes.ts';
+import { keeperSocketFd } from './processes.ts';
 import { type MessageOf, ProtocolError } from './protocol.ts';
 import { holdServingLock } from './serving-lock.ts';
 
 /** The data path's side. The data path owns the descriptors it receives and closes them. */
 export interface DataPathHandlers {
   /** Start serving. The journal has everything that the predecessor did not finish. */
-  serve(what: ServeOrder): void;
+  serve(order: ServeOrder): void;
   add(mount: HeldMount): void;
   /** The mount is being unmounted: drop its pending requests. */
   remove(id: string): void;
@@ -27,10 +27,10 @@ export interface DataPathHandlers {
    * is up.
    */
   flush(id: string, ms: number): Promise<number>;
-  /** Stops between two requests if possible. After it resolves, nothing more is read, and `unneeded` is called. */
+  /** Stops between two requests if possible. After it resolves, nothing more is read, and `exit` is called. */
   stop(): Promise<void>;
   /** No keeper needs this process: exit. */
-  unneeded(): void;
+  exit(): void;
 }
 
 export interface ServeOrder {
@@ -49,14 +49,14 @@ export interface KeeperLink {
   report(text: string): void;
   /**
    * Registers a server connection before its first byte is sent. When this returns, the keeper's copy outlives this
-   * process. The server sees the connection closed only after `letGo` or a shutdown.
+   * process. The server sees the connection closed only after `release` or a shutdown.
    */
   hold(fd: number, about: string): string;
-  letGo(socket: string): void;
+  release(socket: string): void;
   /** The kernel has ended the mount: `remove` follows. */
-  ended(mount: string): void;
+  reportEnded(mount: string): void;
   /** This process cannot serve the mount. `remove` follows, unless another program is to try. */
-  unserved(mount: string): void;
+  reportUnserved(mount: string): void;
   /** Call before exiting voluntarily. */
   close(): void;
 }
@@ -77,31 +77,31 @@ type Order = MessageOf<(typeof accepts)[number]>;
 /** For a process started by a keeper. Sends hello, so everything must be loaded before. */
 export function joinKeeper({ clock, log, version, handlers, signal, socket }: DataPathOptions): KeeperLink {
   const collector = createCollector();
-  const clean = new DisposableStack();
+  const cleanup = new DisposableStack();
   let held: HeldDescriptors | undefined;
   let path = '';
   let as: ServeOrder['as'] = 'first';
-  let sockets = 0;
+  let lastSocket = 0;
   let isOver = false;
 
-  function begin(whole: HeldDescriptors): void {
-    held = clean.use(whole);
-    clean.use(holdServingLock(path, clock));
-    clean.use(startHeartbeat(whole.journal, clock));
+  function startServing(complete: HeldDescriptors): void {
+    held = cleanup.use(complete);
+    cleanup.use(holdServingLock(path, clock));
+    cleanup.use(startHeartbeat(complete.journal, clock));
     process.title = 'stowage data path';
     const withOwnDescriptor = <T extends { readonly fd: number }>(item: T): T => ({ ...item, fd: duplicate(item.fd) });
     handlers.serve({
       as,
-      journal: duplicate(whole.journal),
-      mounts: [...whole.mounts.values()].map(withOwnDescriptor),
-      sockets: [...whole.sockets.values()].map(withOwnDescriptor),
+      journal: duplicate(complete.journal),
+      mounts: [...complete.mounts.values()].map(withOwnDescriptor),
+      sockets: [...complete.sockets.values()].map(withOwnDescriptor),
     });
   }
 
   function collect(order: MessageOf<'serve' | 'add' | 'holding'>, descriptors: number[]): void {
     if (order.kind === 'serve') ({ path, as } = order);
-    const whole = collector.take(order, descriptors);
-    if (whole !== undefined) begin(whole);
+    const complete = collector.take(order, descriptors);
+    if (complete !== undefined) startServing(complete);
   }
 
   function add(served: HeldDescriptors, order: MessageOf<'serve' | 'add' | 'holding'>, descriptors: number[]): void {
@@ -120,16 +120,16 @@ export function joinKeeper({ clock, log, version, handlers, signal, socket }: Da
   async function stop(connection: Connection): Promise<void> {
     await handlers.stop();
     isOver = true;
-    clean[Symbol.dispose]();
+    cleanup[Symbol.dispose]();
     held = undefined;
     connection.send({ kind: 'stopped' });
-    // Exit now, so that it cannot do anything its successor does not know of.
-    handlers.unneeded();
+    // Exit now: the successor would not know of anything that this process did later.
+    handlers.exit();
   }
 
   async function flush(connection: Connection, { ask, mount, ms }: MessageOf<'flush'>): Promise<void> {
     const files = await handlers.flush(mount, ms);
-    // A stopped data path cannot tell; the keeper asks its successor.
+    // A stopped data path cannot answer; the keeper asks its successor.
     if (!isOver) connection.send({ kind: 'flushed', ask, files });
   }
 
@@ -154,7 +154,7 @@ export function joinKeeper({ clock, log, version, handlers, signal, socket }: Da
         keepers.transferTo(order.path);
         break;
       case 'welcome':
-        keepers.welcomed(connection);
+        keepers.transferAccepted(connection);
         break;
       case 'refused':
         log.warn('a keeper rejected this data path', { reason: order.reason });
@@ -180,30 +180,30 @@ export function joinKeeper({ clock, log, version, handlers, signal, socket }: Da
     },
     abandoned: () => {
       collector[Symbol.dispose]();
-      if (!isOver) handlers.unneeded();
+      if (!isOver) handlers.exit();
     },
   });
-  keepers.begin(createConnection(socket ?? keeperSocket, clock));
+  keepers.begin(createConnection(socket ?? keeperSocketFd, clock));
 
   return {
     ready: () => keepers.broadcast({ kind: 'ready' }),
     report: (text) => keepers.report(text),
     hold: (fd, about) => {
       if (held === undefined) return '';
-      const id = `${process.pid}-${++sockets}-${Math.random().toString(36).slice(2)}`;
+      const id = `${process.pid}-${++lastSocket}-${Math.random().toString(36).slice(2)}`;
       const copy = duplicate(fd);
       held.addSocket({ id, about, fd: copy });
       keepers.broadcast({ kind: 'holding', sockets: [{ socket: id, about }] }, [copy]);
       return id;
     },
-    letGo: (id) => {
+    release: (id) => {
       if (held?.dropSocket(id) === true) keepers.broadcast({ kind: 'letGo', socket: id });
     },
-    ended: (mount) => endMount(mount, false),
-    unserved: (mount) => endMount(mount, true),
+    reportEnded: (mount) => endMount(mount, false),
+    reportUnserved: (mount) => endMount(mount, true),
     close: () => {
       isOver = true;
-      clean[Symbol.dispose]();
+      cleanup[Symbol.dispose]();
       keepers.close();
     },
   };

@@ -15,10 +15,10 @@ vi.mock(import('./system-calls.ts'), async (original) => {
 
 describe.skipIf(needs('linux'))('an agent', () => {
   test('reports that it is not permitted to kill a keeper', { timeout: 30_000 }, async () => {
-    await using ground = createKeeperFixture();
-    await ground.startKeeper();
-    const client = ground.client();
+    await using scratch = createKeeperFixture();
+    await scratch.startKeeper();
+    const client = scratch.client();
     expect(client.kill()).toBe(false);
-    expect((await client.status(ground.signal)).mounts).toBe(0);
+    expect((await client.status(scratch.signal)).mounts).toBe(0);
   });
 });

@@ -7,7 +7,7 @@ import { type HeldDescriptors, sendHeldDescriptors } from './held-descriptors.ts
 import { maxFlushMs } from './pending-flushes.ts';
 import { KeeperError, type KeeperState, type Message, type MessageOf } from './protocol.ts';
 import { killProcess, openPeerPidfd, peerCredentials } from './system-calls.ts';
-import { within } from './within.ts';
+import { withTimeout } from './with-timeout.ts';
 
 /** The agent's side. Every call throws KeeperError, the signal's reason or DeadlineExceeded. */
 export interface KeeperClient extends Disposable {
@@ -17,8 +17,8 @@ export interface KeeperClient extends Disposable {
   drop(mount: string, signal: AbortSignal): Promise<void>;
   /**
    * Commits written data on the server within the time, as far as possible. Returns the number of files that are still
-   * incomplete there: unmounting now would lose their last writes. Returns 1 if no data path answers, because there may be
-   * some, and 0 for a mount that does not exist.
+   * incomplete there: unmounting now would lose their last writes. Returns 1 if no data path answers, because there may
+   * be some, and 0 for a mount that does not exist.
    */
   flush(mount: string, ms: number, signal: AbortSignal): Promise<number>;
   list(signal: AbortSignal): Promise<readonly string[]>;
@@ -57,7 +57,7 @@ interface ClientOptions {
 
 type Answer = MessageOf<'done' | 'flushed' | 'listed' | 'state'>;
 type WithoutAsk<M> = M extends { readonly ask: number } ? Omit<M, 'ask'> : never;
-type Question = WithoutAsk<
+type KeeperRequest = WithoutAsk<
   MessageOf<'adopt' | 'drop' | 'flush' | 'list' | 'status' | 'upgrade' | 'end' | 'copies' | 'restore'>
 >;
 
@@ -65,11 +65,11 @@ const answers = ['done', 'flushed', 'listed', 'state', 'failed'] as const;
 const isCopy = (message: MessageOf<(typeof answers)[number]> | CopyMessage): message is CopyMessage =>
   copyMessages.some((kind) => kind === message.kind);
 
-const answerMs = { usual: 20_000, upgrade: 100_000 } as const;
-const answerMsOf = (question: Question): number =>
-  question.kind === 'flush'
-    ? answerMs.usual + question.ms
-    : answerMs[question.kind === 'upgrade' ? 'upgrade' : 'usual'];
+const answerTimeoutMs = { default: 20_000, upgrade: 100_000 } as const;
+const answerTimeoutOf = (request: KeeperRequest): number =>
+  request.kind === 'flush'
+    ? answerTimeoutMs.default + request.ms
+    : answerTimeoutMs[request.kind === 'upgrade' ? 'upgrade' : 'default'];
 
 /** Throws the system's error (ENOENT, ECONNREFUSED: no keeper; EAGAIN: it does not answer). */
 export function connectKeeper({ path, user, clock, version, changed, closed, copies }: ClientOptions): KeeperClient {
@@ -79,36 +79,40 @@ export function connectKeeper({ path, user, clock, version, changed, closed, cop
     closeSync(fd);
     throw new KeeperError('denied', "the process that listens there belongs to neither root nor the keeper's user");
   }
-  const behind = processAt(fd);
+  const keeperProcess = openPeerProcess(fd);
   const connection = createConnection(fd, clock);
-  const waiting = new Map<number, PromiseWithResolvers<Answer>>();
-  let lastQuestion = 0;
+  const pendingRequests = new Map<number, PromiseWithResolvers<Answer>>();
+  let lastRequest = 0;
 
   /** Sends a snapshot: changes made while it is sent do not affect it. */
   async function restore(everything: HeldDescriptors, signal: AbortSignal): Promise<void> {
     if (!connection.isOpen) throw keeperGone();
     sendHeldDescriptors(connection, everything, 'everything');
-    await ask({ kind: 'restore' }, signal);
+    await sendRequest({ kind: 'restore' }, signal);
   }
 
   function handleAnswer(message: Answer | MessageOf<'failed'>): void {
-    const asker = waiting.get(message.ask);
+    const pending = pendingRequests.get(message.ask);
     if (message.kind === 'state' && message.ask === 0) changed(message.state);
-    else if (message.kind !== 'failed') asker?.resolve(message);
+    else if (message.kind !== 'failed') pending?.resolve(message);
     else if (message.ask === 0) connection.close();
-    else asker?.reject(new KeeperError(message.reason, message.text));
+    else pending?.reject(new KeeperError(message.reason, message.text));
   }
 
-  async function ask(question: Question, signal: AbortSignal, descriptors: readonly number[] = []): Promise<Answer> {
+  async function sendRequest(
+    request: KeeperRequest,
+    signal: AbortSignal,
+    descriptors: readonly number[] = [],
+  ): Promise<Answer> {
     if (!connection.isOpen) throw keeperGone();
-    const number = ++lastQuestion;
+    const number = ++lastRequest;
     const answer = Promise.withResolvers<Answer>();
-    waiting.set(number, answer);
+    pendingRequests.set(number, answer);
     try {
-      connection.send({ ...question, ask: number } as Message, descriptors);
-      return await within(answer.promise, answerMsOf(question), clock, signal);
+      connection.send({ ...request, ask: number } as Message, descriptors);
+      return await withTimeout(answer.promise, answerTimeoutOf(request), clock, signal);
     } finally {
-      waiting.delete(number);
+      pendingRequests.delete(number);
     }
   }
 
@@ -116,8 +120,8 @@ export function connectKeeper({ path, user, clock, version, changed, closed, cop
     accepts: [...answers, ...(copies === undefined ? [] : copyMessages)],
     message: (message, descriptors) => (isCopy(message) ? copies?.take(message, descriptors) : handleAnswer(message)),
     closed: (why) => {
-      behind?.[Symbol.dispose]();
-      for (const asker of waiting.values()) asker.reject(keeperGone());
+      keeperProcess?.[Symbol.dispose]();
+      for (const pending of pendingRequests.values()) pending.reject(keeperGone());
       closed(why);
     },
   });
@@ -125,33 +129,33 @@ export function connectKeeper({ path, user, clock, version, changed, closed, cop
 
   return {
     adopt: async (mount, spec, descriptor, signal) =>
-      void (await ask({ kind: 'adopt', mount, spec }, signal, [descriptor])),
-    drop: async (mount, signal) => void (await ask({ kind: 'drop', mount }, signal)),
+      void (await sendRequest({ kind: 'adopt', mount, spec }, signal, [descriptor])),
+    drop: async (mount, signal) => void (await sendRequest({ kind: 'drop', mount }, signal)),
     flush: async (mount, ms, signal) => {
-      const answer = await ask({ kind: 'flush', mount, ms: Math.min(Math.round(ms), maxFlushMs) }, signal);
-      if (answer.kind !== 'flushed') throw misunderstood();
+      const answer = await sendRequest({ kind: 'flush', mount, ms: Math.min(Math.round(ms), maxFlushMs) }, signal);
+      if (answer.kind !== 'flushed') throw unexpectedReply();
       return answer.files;
     },
     list: async (signal) => {
       const all: string[] = [];
       for (let more = true; more; ) {
-        const answer = await ask({ kind: 'list', after: all.at(-1) ?? '' }, signal);
-        if (answer.kind !== 'listed') throw misunderstood();
+        const answer = await sendRequest({ kind: 'list', after: all.at(-1) ?? '' }, signal);
+        if (answer.kind !== 'listed') throw unexpectedReply();
         all.push(...answer.mounts);
         ({ more } = answer);
       }
       return all;
     },
     status: async (signal) => {
-      const answer = await ask({ kind: 'status' }, signal);
-      if (answer.kind !== 'state') throw misunderstood();
+      const answer = await sendRequest({ kind: 'status' }, signal);
+      if (answer.kind !== 'state') throw unexpectedReply();
       return answer.state;
     },
-    upgrade: async (program, signal) => void (await ask({ kind: 'upgrade', program }, signal)),
-    end: async (signal) => void (await ask({ kind: 'end' }, signal)),
-    share: async (signal) => void (await ask({ kind: 'copies' }, signal)),
+    upgrade: async (program, signal) => void (await sendRequest({ kind: 'upgrade', program }, signal)),
+    end: async (signal) => void (await sendRequest({ kind: 'end' }, signal)),
+    share: async (signal) => void (await sendRequest({ kind: 'copies' }, signal)),
     restore,
-    kill: () => connection.isOpen && behind?.kill() === true,
+    kill: () => connection.isOpen && keeperProcess?.kill() === true,
     [Symbol.dispose]: () => connection.close(),
   };
 }
@@ -160,7 +164,7 @@ export function connectKeeper({ path, user, clock, version, changed, closed, cop
  * Opened with the connection. While the connection is open the keeper has not exited, so its pid cannot have been
  * reused. Undefined: the process is not visible from here.
  */
-function processAt(fd: number): (Disposable & { kill(): boolean }) | undefined {
+function openPeerProcess(fd: number): (Disposable & { kill(): boolean }) | undefined {
   try {
     const pidfd = openPeerPidfd(fd);
     if (pidfd === undefined) return undefined;
@@ -182,4 +186,4 @@ function processAt(fd: number): (Disposable & { kill(): boolean }) | undefined {
 }
 
 const keeperGone = (): KeeperError => new KeeperError('gone', 'the keeper is gone');
-const misunderstood = (): KeeperError => new KeeperError('protocol', 'the keeper sent an unexpected reply');
+const unexpectedReply = (): KeeperError => new KeeperError('protocol', 'the keeper sent an unexpected reply');

@@ -7,10 +7,10 @@ import type { HeldDescriptors, HeldMount } from './held-descriptors.ts';
 import { createKeeperConnections } from './keeper-connections.ts';
 
 /** A data path whose keeper has just died and that finds no other one. */
-function alone(mounts: Map<string, HeldMount>) {
+function createDisconnected(mounts: Map<string, HeldMount>) {
   const clock = createFakeClock();
   let abandoned = 0;
-  let lose: ((why: string) => void) | undefined;
+  let disconnect: ((why: string) => void) | undefined;
   const keepers = createKeeperConnections({
     clock,
     log: silentLog(),
@@ -19,7 +19,7 @@ function alone(mounts: Map<string, HeldMount>) {
     path: () => '/nowhere/sock',
     held: () => ({ mounts }) as unknown as HeldDescriptors,
     handleMessages: (_line, closed) => {
-      lose = closed;
+      disconnect = closed;
     },
     abandoned: () => {
       abandoned++;
@@ -27,7 +27,7 @@ function alone(mounts: Map<string, HeldMount>) {
     },
   });
   keepers.begin({ send: () => undefined, close: () => undefined } as unknown as Connection);
-  lose?.('killed');
+  disconnect?.('killed');
   return {
     abandoned: () => abandoned,
     pass: async (ms: number) => {
@@ -42,21 +42,21 @@ function alone(mounts: Map<string, HeldMount>) {
 const mount: HeldMount = { id: 'sv1-a', spec: {}, fd: -1 };
 
 test('a data path without mounts exits a minute after its keeper is gone', async () => {
-  const it = alone(new Map());
-  await it.pass(59_000);
-  expect(it.abandoned()).toBe(0);
-  await it.pass(3_000);
-  expect(it.abandoned()).toBe(1);
+  const fixture = createDisconnected(new Map());
+  await fixture.pass(59_000);
+  expect(fixture.abandoned()).toBe(0);
+  await fixture.pass(3_000);
+  expect(fixture.abandoned()).toBe(1);
 });
 
-test('a data path with mounts keeps looking for a keeper, and a minute longer', async () => {
+test('a data path with mounts keeps looking for a keeper, until a minute after its last mount is gone', async () => {
   const mounts = new Map([['sv1-a', mount]]);
-  const it = alone(mounts);
-  await it.pass(120_000);
-  expect(it.abandoned()).toBe(0);
+  const fixture = createDisconnected(mounts);
+  await fixture.pass(120_000);
+  expect(fixture.abandoned()).toBe(0);
   mounts.clear();
-  await it.pass(59_000);
-  expect(it.abandoned()).toBe(0);
-  await it.pass(3_000);
-  expect(it.abandoned()).toBe(1);
+  await fixture.pass(59_000);
+  expect(fixture.abandoned()).toBe(0);
+  await fixture.pass(3_000);
+  expect(fixture.abandoned()).toBe(1);
 });

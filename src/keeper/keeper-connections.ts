@@ -19,7 +19,7 @@ export interface KeeperConnections {
   report(text: string): void;
   /** Transfers everything to another keeper. */
   transferTo(path: string): void;
-  welcomed(connection: Connection): void;
+  transferAccepted(connection: Connection): void;
   /** No keeper is connected. */
   readonly isDisconnected: boolean;
   close(): void;
@@ -32,17 +32,17 @@ interface KeeperConnectionsOptions {
   readonly signal: AbortSignal;
   /** The path of the keeper's socket. */
   readonly path: () => string;
-  /** Undefined: nothing is served, so no keeper is looked for. */
+  /** Undefined: this process serves nothing, so it does not look for a keeper. */
   readonly held: () => HeldDescriptors | undefined;
   readonly handleMessages: (connection: Connection, closed: (why: string) => void) => void;
   /** The keeper is gone and nothing is served. */
   readonly abandoned: () => void;
 }
 
-const answerMs = 5_000;
-const pause = { shortest: 50, longest: 500 } as const;
+const transferTimeoutMs = 5_000;
+const retryDelayMs = { shortest: 50, longest: 500 } as const;
 /** For a data path without mounts: its keeper may be about to be restarted. */
-const idleMs = 60_000;
+const maxIdleMs = 60_000;
 
 export function createKeeperConnections(options: KeeperConnectionsOptions): KeeperConnections {
   const { clock, log, version, signal, path, held, handleMessages, abandoned } = options;
@@ -52,12 +52,12 @@ export function createKeeperConnections(options: KeeperConnectionsOptions): Keep
   let isOver = false;
   let lastReport = '';
 
-  function join(connection: Connection): void {
+  function addConnection(connection: Connection): void {
     connections.add(connection);
-    handleMessages(connection, (why) => lost(connection, why));
+    handleMessages(connection, (why) => handleDisconnect(connection, why));
   }
 
-  function lost(connection: Connection, why: string): void {
+  function handleDisconnect(connection: Connection, why: string): void {
     connections.delete(connection);
     unanswered.get(connection)?.[Symbol.dispose]();
     unanswered.delete(connection);
@@ -75,36 +75,36 @@ export function createKeeperConnections(options: KeeperConnectionsOptions): Keep
     isReconnecting = true;
     let lastBusyAt = clock.elapsed();
     for (
-      let ms: number = pause.shortest;
+      let ms: number = retryDelayMs.shortest;
       !isOver && !signal.aborted && connections.size === 0;
-      ms = Math.min(pause.longest, ms + 10)
+      ms = Math.min(retryDelayMs.longest, ms + 10)
     ) {
       await clock.sleep(ms, signal).catch(() => undefined);
       if ((held()?.mounts.size ?? 0) > 0) lastBusyAt = clock.elapsed();
-      if (clock.elapsed() - lastBusyAt > idleMs) return abandoned();
+      if (clock.elapsed() - lastBusyAt > maxIdleMs) return abandoned();
       if (!isOver && connections.size === 0) transferTo(path());
     }
     isReconnecting = false;
   }
 
-  function transferTo(at: string): void {
+  function transferTo(socketPath: string): void {
     const everything = held();
-    const connection = everything === undefined ? undefined : connected(at);
+    const connection = everything === undefined ? undefined : tryConnect(socketPath);
     if (everything === undefined || connection === undefined) return;
-    const self = openPidfd(process.pid);
-    connection.send({ kind: 'hello', role: 'data path', pid: process.pid, version }, [self]);
-    closeSync(self);
+    const ownPidfd = openPidfd(process.pid);
+    connection.send({ kind: 'hello', role: 'data path', pid: process.pid, version }, [ownPidfd]);
+    closeSync(ownPidfd);
     sendHeldDescriptors(connection, everything, 'everything');
     unanswered.set(
       connection,
-      clock.after(answerMs, () => connection.close()),
+      clock.after(transferTimeoutMs, () => connection.close()),
     );
-    join(connection);
+    addConnection(connection);
   }
 
-  function connected(at: string): Connection | undefined {
+  function tryConnect(socketPath: string): Connection | undefined {
     try {
-      const fd = connectTo(at);
+      const fd = connectTo(socketPath);
       if (isTrusted(peerCredentials(fd))) return createConnection(fd, clock);
       closeSync(fd);
     } catch {
@@ -124,16 +124,16 @@ export function createKeeperConnections(options: KeeperConnectionsOptions): Keep
       return connections.size === 0;
     },
     begin: (connection) => {
-      const self = openPidfd(process.pid);
-      connection.send({ kind: 'hello', role: 'data path', pid: process.pid, version }, [self]);
-      closeSync(self);
-      join(connection);
+      const ownPidfd = openPidfd(process.pid);
+      connection.send({ kind: 'hello', role: 'data path', pid: process.pid, version }, [ownPidfd]);
+      closeSync(ownPidfd);
+      addConnection(connection);
     },
     report: (text) => {
       lastReport = text;
       broadcast({ kind: 'report', text });
     },
-    welcomed: (connection) => {
+    transferAccepted: (connection) => {
       unanswered.get(connection)?.[Symbol.dispose]();
       unanswered.delete(connection);
       if (lastReport !== '') connection.send({ kind: 'report', text: lastReport });

@@ -10,7 +10,7 @@ test.skipIf(needs('linux'))('a keeper stops accepting connections before it repo
   const [dataPaths, agents] = [createFakeChildren(), createFakeChildren()];
   const { connection } = agents.start('agent');
   const [dataPath, agent] = [() => dataPaths.all[0] ?? expect.fail(), agents.all[0] ?? expect.fail()];
-  const told = (): boolean => agent.sent.some(({ kind }) => kind === 'done');
+  const isEndAcknowledged = (): boolean => agent.sent.some(({ kind }) => kind === 'done');
   const closed: { readonly wasTold: boolean }[] = [];
   const keeper = createKeeper({
     clock: createFakeClock(),
@@ -25,15 +25,15 @@ test.skipIf(needs('linux'))('a keeper stops accepting connections before it repo
     predecessor: undefined,
     publishSocket: () => undefined,
     signal: new AbortController().signal,
-    stopListening: () => void closed.push({ wasTold: told() }),
+    stopListening: () => void closed.push({ wasTold: isEndAcknowledged() }),
   });
-  keeper.connected(connection);
+  keeper.accept(connection);
   agent.says({ kind: 'hello', role: 'agent', pid: 1, version: 'test' });
   agent.says({ kind: 'end', ask: 1 });
   await settled();
-  // Not before everything it has is gone.
-  expect([dataPath().isEnding, told(), closed]).toEqual([true, false, []]);
+  // The keeper waits for the end of its data path first.
+  expect([dataPath().isEnding, isEndAcknowledged(), closed]).toEqual([true, false, []]);
   await dataPath().dies();
   expect(await keeper.outcome).toBe('ended');
-  expect([told(), closed]).toEqual([true, [{ wasTold: false }]]);
+  expect([isEndAcknowledged(), closed]).toEqual([true, [{ wasTold: false }]]);
 });

@@ -40,12 +40,12 @@ export interface KeeperOptions {
 export interface Keeper {
   readonly state: KeeperState;
   /** A peer of a permitted user connected. */
-  connected(connection: Connection): void;
+  accept(connection: Connection): void;
   /** Resolves when the process may exit: no mount needs it. */
   readonly outcome: Promise<'ended' | 'handed over' | 'refused' | 'out of reach'>;
 }
 
-const helloMs = 5_000;
+const helloTimeoutMs = 5_000;
 const dataPathWaitMs = 5_000;
 const initialState = {
   active: null,
@@ -66,20 +66,20 @@ interface ActiveKeeper {
 export function createKeeper(options: KeeperOptions): Keeper {
   const { clock, log, path, program, start, createJournal, processOf, predecessor, publishSocket, signal } = options;
   const agents = createAgents();
-  const { promise: outcome, resolve: finish } = Promise.withResolvers<Awaited<Keeper['outcome']>>();
-  const { promise: inChargeOnce, resolve: resolveCharge } = Promise.withResolvers<void>();
-  let charge: ActiveKeeper | undefined;
+  const { promise: outcome, resolve: resolveOutcome } = Promise.withResolvers<Awaited<Keeper['outcome']>>();
+  const { promise: firstCharge, resolve: resolveCharge } = Promise.withResolvers<void>();
+  let active: ActiveKeeper | undefined;
   let isMoving = false;
   let handover: HandOver | undefined;
 
   function state(): KeeperState {
-    if (charge === undefined) return initialState;
-    const now = { ...charge.supervisor.state, shares: true };
+    if (active === undefined) return initialState;
+    const now = { ...active.supervisor.state, shares: true };
     return isMoving ? { ...now, doing: 'moving' } : now;
   }
 
   function changed(): void {
-    if (agents.sendState(state())) handover?.check();
+    if (agents.sendState(state())) handover?.afterChange();
   }
 
   function takeCharge(
@@ -99,7 +99,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
       serving,
       changed,
     });
-    charge = { supervisor, held };
+    active = { supervisor, held };
     agents.shareAll(held);
     log.info('this keeper is in charge', { mounts: held.mounts.size, serving: serving?.info.pid });
     resolveCharge();
@@ -110,33 +110,33 @@ export function createKeeper(options: KeeperOptions): Keeper {
         clock,
         log,
         signal,
-        isCurrent: () => charge?.supervisor === supervisor,
+        isCurrent: () => active?.supervisor === supervisor,
       });
   }
 
-  const begin = (): void => {
-    if (charge === undefined) takeCharge(createHeldDescriptors(createJournal()), false, undefined);
+  const takeChargeIfNone = (): void => {
+    if (active === undefined) takeCharge(createHeldDescriptors(createJournal()), false, undefined);
   };
 
   /** Gives a live data path time to find this keeper. */
   function waitForDataPath(): void {
     publishSocket();
-    clock.after(dataPathWaitMs, begin);
+    clock.after(dataPathWaitMs, takeChargeIfNone);
   }
 
   /** A data path has transferred everything that it serves. */
-  async function offered(transferred: TransferredDataPath): Promise<void> {
-    if (charge !== undefined) {
-      if (charge.held.mounts.size > 0 || isMoving) return transferred.refuse('occupied');
-      await giveUp(charge);
+  async function handleTransfer(transferred: TransferredDataPath): Promise<void> {
+    if (active !== undefined) {
+      if (active.held.mounts.size > 0 || isMoving) return transferred.refuse('occupied');
+      await releaseCharge(active);
     }
-    transferred.welcome();
+    transferred.accept();
     takeCharge(transferred.held, true, transferred.serving);
   }
 
   /** Drops an empty set of descriptors, to be replaced by another one. */
-  async function giveUp({ supervisor, held }: ActiveKeeper): Promise<void> {
-    charge = undefined;
+  async function releaseCharge({ supervisor, held }: ActiveKeeper): Promise<void> {
+    active = undefined;
     await supervisor.end(signal);
     held[Symbol.dispose]();
   }
@@ -147,10 +147,10 @@ export function createKeeper(options: KeeperOptions): Keeper {
    */
   async function restore(everything: HeldDescriptors): Promise<void> {
     try {
-      const before = await inCharge();
+      const before = await waitForCharge();
       if (before.held.mounts.size > 0) throw new KeeperError('occupied', 'the keeper already has mounts');
       if (options.isServed()) throw new KeeperError('served', 'a live data path serves these mounts');
-      await giveUp(before);
+      await releaseCharge(before);
     } catch (cause) {
       everything[Symbol.dispose]();
       throw cause;
@@ -159,19 +159,19 @@ export function createKeeper(options: KeeperOptions): Keeper {
     takeCharge(everything, true, undefined);
   }
 
-  async function inCharge(): Promise<ActiveKeeper> {
-    await inChargeOnce;
-    if (isMoving || charge === undefined) throw new KeeperError('moving', 'the keeper is being replaced');
-    return charge;
+  async function waitForCharge(): Promise<ActiveKeeper> {
+    await firstCharge;
+    if (isMoving || active === undefined) throw new KeeperError('moving', 'the keeper is being replaced');
+    return active;
   }
 
   function share(connection: Connection): void {
-    if (charge === undefined) throw new KeeperError('moving', 'the keeper is being replaced');
-    agents.share(connection, charge.held);
+    if (active === undefined) throw new KeeperError('moving', 'the keeper is being replaced');
+    agents.share(connection, active.held);
   }
 
   async function end(until: AbortSignal): Promise<void> {
-    const { supervisor, held } = await inCharge();
+    const { supervisor, held } = await waitForCharge();
     await supervisor.end(until);
     held[Symbol.dispose]();
     // Stop listening before replying: a client that connects then must not take an ended keeper for a live one.
@@ -179,17 +179,17 @@ export function createKeeper(options: KeeperOptions): Keeper {
   }
 
   function beginHandover(connection: Connection): void {
-    const begun = handOver(connection, {
+    const newHandover = handOver(connection, {
       clock,
       log,
-      charge: () => (isMoving ? undefined : charge),
-      begun: () => {
+      activeKeeper: () => (isMoving ? undefined : active),
+      onBegin: () => {
         isMoving = true;
-        handover = begun;
+        handover = newHandover;
         changed();
       },
-      ended: (given) => {
-        if (given) return finish('handed over');
+      onEnd: (isHandedOver) => {
+        if (isHandedOver) return resolveOutcome('handed over');
         isMoving = false;
         handover = undefined;
         changed();
@@ -197,7 +197,11 @@ export function createKeeper(options: KeeperOptions): Keeper {
     });
   }
 
-  function introduced(connection: Connection, { role, pid, version }: MessageOf<'hello'>, descriptors: number[]): void {
+  function handleHello(
+    connection: Connection,
+    { role, pid, version }: MessageOf<'hello'>,
+    descriptors: number[],
+  ): void {
     if (role === 'data path') {
       const child = { connection, ...processOf(descriptors[0] ?? -1) };
       descriptors.shift();
@@ -206,7 +210,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
         info: { pid, version },
         clock,
         offered: (transferred) =>
-          takeover?.isOver === false ? takeover.offered(transferred) : void offered(transferred),
+          takeover?.isOver === false ? takeover.handleTransfer(transferred) : void handleTransfer(transferred),
       });
     } else if (role === 'keeper') beginHandover(connection);
     else {
@@ -214,10 +218,10 @@ export function createKeeper(options: KeeperOptions): Keeper {
       serveAgent(connection, {
         clock,
         log,
-        inCharge,
+        activeKeeper: waitForCharge,
         state,
         end,
-        ended: () => finish('ended'),
+        ended: () => resolveOutcome('ended'),
         share,
         restore,
         closed: agents.remove,
@@ -232,24 +236,24 @@ export function createKeeper(options: KeeperOptions): Keeper {
           log,
           takeCharge,
           waitForDataPath,
-          refused: () => finish('refused'),
-          outOfReach: () => finish('out of reach'),
+          refused: () => resolveOutcome('refused'),
+          outOfReach: () => resolveOutcome('out of reach'),
         });
   if (predecessor === undefined && options.isServed()) waitForDataPath();
-  else if (predecessor === undefined) begin();
+  else if (predecessor === undefined) takeChargeIfNone();
 
   return {
     get state() {
       return state();
     },
     outcome,
-    connected: (connection) => {
-      const helloTimer = clock.after(helloMs, () => connection.close());
+    accept: (connection) => {
+      const helloTimer = clock.after(helloTimeoutMs, () => connection.close());
       connection.handle({
         accepts: ['hello'],
         message: (hello, descriptors) => {
           helloTimer[Symbol.dispose]();
-          introduced(connection, hello, descriptors);
+          handleHello(connection, hello, descriptors);
         },
         closed: () => helloTimer[Symbol.dispose](),
       });

@@ -26,15 +26,15 @@ interface Thread {
   readonly pending: number;
 }
 
-const exiting = 4;
-const sigkill = 1 << 8;
-const ended = ['Z', 'X'];
+const exitingFlag = 4;
+const sigkillMask = 1 << 8;
+const endedStates = ['Z', 'X'];
 /** More than any of our programs has; larger processes are not inspected. */
 const maxThreads = 1024;
 
 /** The process was killed or is exiting and may still hang; its main thread runs no more code. */
 export function hasMainThreadEnded(pidfd: number): boolean {
-  return verified(pidfd, (pid) => hasEnded(read(`/proc/${pid}/stat`)));
+  return checkProcess(pidfd, (pid) => hasEnded(readThread(`/proc/${pid}/stat`)));
 }
 
 /**
@@ -43,11 +43,11 @@ export function hasMainThreadEnded(pidfd: number): boolean {
  */
 export function stuckThreads(pidfd: number): string | undefined {
   let ids: readonly string[] = [];
-  const areStuck = verified(pidfd, (pid) => {
+  const areStuck = checkProcess(pidfd, (pid) => {
     const folder = `/proc/${pid}/task`;
     ids = readdirSync(folder);
     if (ids.length > maxThreads) return false;
-    const all = ids.map((id) => read(`${folder}/${id}/stat`));
+    const all = ids.map((id) => readThread(`${folder}/${id}/stat`));
     const main = all[ids.indexOf(String(pid))];
     // A listing read while threads exit may be incomplete.
     return main !== undefined && hasEnded(main) && main.threads === ids.length && all.every(neverReturns);
@@ -59,12 +59,12 @@ export function stuckThreads(pidfd: number): string | undefined {
  * A pid is not reused before its process has ended and was reaped. If the pidfd shows the same pid before and after,
  * everything read in between was about that process.
  */
-function verified(pidfd: number, look: (pid: number) => boolean): boolean {
+function checkProcess(pidfd: number, check: (pid: number) => boolean): boolean {
   try {
     const pid = pidOf(pidfd);
-    return pid > 0 && look(pid) && pidOf(pidfd) === pid;
+    return pid > 0 && check(pid) && pidOf(pidfd) === pid;
   } catch {
-    // The process or a thread has ended meanwhile, or procfs tells nothing here: not certain.
+    // The process or a thread has ended meanwhile, or procfs is not readable here: the state is unknown.
     return false;
   }
 }
@@ -73,13 +73,14 @@ function verified(pidfd: number, look: (pid: number) => boolean): boolean {
 const pidOf = (pidfd: number): number =>
   Number(/^Pid:\t(-?\d+)$/m.exec(readFileSync(`/proc/self/fdinfo/${pidfd}`, 'utf8'))?.[1] ?? 0);
 
-const hasEnded = ({ state }: Thread): boolean => ended.includes(state);
+const hasEnded = ({ state }: Thread): boolean => endedStates.includes(state);
 
 const neverReturns = (thread: Thread): boolean =>
-  hasEnded(thread) || (thread.state === 'D' && ((thread.pending & sigkill) !== 0 || (thread.flags & exiting) !== 0));
+  hasEnded(thread) ||
+  (thread.state === 'D' && ((thread.pending & sigkillMask) !== 0 || (thread.flags & exitingFlag) !== 0));
 
 /** See proc(5). The name in parentheses may contain any character. */
-function read(path: string): Thread {
+function readThread(path: string): Thread {
   const text = readFileSync(path, 'utf8');
   const [state = '', ...fields] = text.slice(text.lastIndexOf(')') + 2).split(' ');
   const field = (number: number): number => Number(fields[number - 4]);

@@ -9,7 +9,7 @@ export interface Command {
 /** The exit status, or the signal that killed the process; null if unknown. */
 export type KeeperEnd = number | NodeJS.Signals | null;
 
-export interface Launched {
+export interface LaunchedProcess {
   /** Undefined: it runs in its own container, where it is not visible or has another pid. */
   readonly pid: number | undefined;
   readonly ended: Promise<KeeperEnd>;
@@ -18,7 +18,7 @@ export interface Launched {
 }
 
 /** Starts a program that outlives this process. The signal aborts when the caller no longer waits for the start. */
-export type Launch = (command: Command, signal: AbortSignal) => Promise<Launched>;
+export type Launch = (command: Command, signal: AbortSignal) => Promise<LaunchedProcess>;
 
 export const launchProcess: Launch = async ({ words: [file, ...args], env }) => {
   // cwd is /, so that the process never keeps one of its own or another mount busy.

@@ -8,10 +8,10 @@ import { isTrusted, peerCredentials, shutDownAtExit } from './system-calls.ts';
 
 /** Each connection occupies a thread, so keepers are started with a larger pool (UV_THREADPOOL_SIZE). */
 const maxConnections = 12;
-export const threadsOfKeeper = 24;
+export const keeperThreads = 24;
 
 /** Throws unless the folder exists or can be created, accessible to this user only. */
-export function ownFolder(path: string): void {
+export function ensurePrivateFolder(path: string): void {
   mkdirSync(path, { recursive: true, mode: 0o700 });
   const { mode, uid } = lstatSync(path);
   if (!lstatSync(path).isDirectory() || uid !== process.getuid?.() || (mode & 0o077) !== 0)
@@ -27,9 +27,9 @@ interface ListenOptions {
 
 /** Accepts connections of permitted users. Throws if it cannot listen. */
 export function listenForPeers({ path, clock, log, connected }: ListenOptions): Disposable {
-  ownFolder(dirname(path));
+  ensurePrivateFolder(dirname(path));
   const listening = listenAt(path);
-  const registered = shutDownAtExit(listening);
+  const exitHook = shutDownAtExit(listening);
   const connections = new Set<Connection>();
   let isOpen = true;
 
@@ -47,9 +47,8 @@ export function listenForPeers({ path, clock, log, connected }: ListenOptions): 
   }
 
   async function listen(): Promise<void> {
-    for (let fd = await acceptConnection(listening); fd !== undefined; fd = await acceptConnection(listening))
-      admit(fd);
-    registered[Symbol.dispose]();
+    for (let fd = await acceptConnection(listening); fd !== undefined; fd = await acceptConnection(listening)) admit(fd);
+    exitHook[Symbol.dispose]();
     closeSync(listening);
   }
   void listen();

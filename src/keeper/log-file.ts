@@ -2,7 +2,7 @@ import { fstatSync, ftruncateSync, openSync, writeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import type { Facts, Log } from '#base/log.ts';
 
-const longest = 1024 * 1024;
+const maxLogBytes = 1024 * 1024;
 
 /**
  * Writes one JSON object per line into a file that is truncated when full. Not a pipe: its reader may stop reading, and
@@ -14,21 +14,21 @@ export function createKeeperLog(file: string | undefined, clock: Clock): { reado
   function write(level: string, message: string, facts: Facts): void {
     const line = { time: new Date(clock.now()).toISOString(), level, message, ...facts };
     try {
-      if (file !== undefined && fstatSync(fd).size > longest) ftruncateSync(fd);
-      writeSync(fd, `${JSON.stringify(line, plain)}\n`);
+      if (file !== undefined && fstatSync(fd).size > maxLogBytes) ftruncateSync(fd);
+      writeSync(fd, `${JSON.stringify(line, errorAsMessage)}\n`);
     } catch {
       // A keeper continues without its log.
     }
   }
 
-  const logWith = (known: Facts): Log => ({
+  const logWith = (boundFacts: Facts): Log => ({
     debug: () => undefined,
-    info: (message, facts) => write('info', message, { ...known, ...facts }),
-    warn: (message, facts) => write('warn', message, { ...known, ...facts }),
-    error: (message, facts) => write('error', message, { ...known, ...facts }),
-    with: (facts) => logWith({ ...known, ...facts }),
+    info: (message, facts) => write('info', message, { ...boundFacts, ...facts }),
+    warn: (message, facts) => write('warn', message, { ...boundFacts, ...facts }),
+    error: (message, facts) => write('error', message, { ...boundFacts, ...facts }),
+    with: (facts) => logWith({ ...boundFacts, ...facts }),
   });
   return { log: logWith({}), fd };
 }
 
-const plain = (_: string, value: unknown): unknown => (value instanceof Error ? value.message : value);
+const errorAsMessage = (_: string, value: unknown): unknown => (value instanceof Error ? value.message : value);

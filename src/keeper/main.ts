@@ -20,7 +20,7 @@ import { createMemory } from '#base/linux/shared-memory.ts';
 import { createConnection } from './connection.ts';
 import { hardenProcess } from './harden-process.ts';
 import { createKeeper } from './keeper.ts';
-import { listenForPeers, ownFolder } from './listening-socket.ts';
+import { ensurePrivateFolder, listenForPeers } from './listening-socket.ts';
 import { createKeeperLog } from './log-file.ts';
 import { outOfReachStatus } from './node-flags.ts';
 import { createPeerTerminator } from './peer-terminator.ts';
@@ -48,8 +48,8 @@ const path = values.socket;
 const clock = systemClock();
 const stopped = new AbortController();
 if (values.pod !== undefined) await waitForFolder(dirname(path), clock, stopped.signal);
-const { log: logAll, fd: logFile } = createKeeperLog(values.log, clock);
-const log = logAll.with({ keeper: process.pid });
+const { log: baseLog, fd: logFile } = createKeeperLog(values.log, clock);
+const log = baseLog.with({ keeper: process.pid });
 // A keeper's stderr is /dev/null: without this, the reason of a failure would be lost.
 process.once('uncaughtExceptionMonitor', (cause) => log.error('the keeper failed', { cause: cause.stack }));
 const pod =
@@ -57,26 +57,26 @@ const pod =
 const hardening = hardenProcess('stowage keeper', -1000);
 log.info('the keeper starts', { ...hardening });
 
-ownFolder(dirname(path));
+ensurePrivateFolder(dirname(path));
 await pod?.waitForTurn(stopped.signal);
 // Not the pid: another container may have the same one.
 const temporaryPath = `${path}.${randomBytes(3).toString('hex')}`;
 
 const retryMs = 1_000;
-const busyMs = { longest: 5_000, look: 50 } as const;
-const nameMs = { longest: 5_000, look: 10 } as const;
+const busyMs = { longest: 5_000, poll: 50 } as const;
+const replacedSocketMs = { longest: 5_000, poll: 10 } as const;
 
 /** EAGAIN: a keeper with many pending connections will accept ours soon. */
 async function connectWithRetry(): Promise<number> {
-  const began = clock.elapsed();
+  const startedAt = clock.elapsed();
   for (let tries = 0; ; tries++)
     try {
       return connectTo(path);
     } catch (cause) {
       const isBusy = isErrno(cause, 'EAGAIN');
-      if (!isBusy || clock.elapsed() - began > busyMs.longest) throw cause;
+      if (!isBusy || clock.elapsed() - startedAt > busyMs.longest) throw cause;
       if (tries === 0) log.info('the running keeper is busy');
-      await clock.sleep(busyMs.look, stopped.signal);
+      await clock.sleep(busyMs.poll, stopped.signal);
     }
 }
 
@@ -98,9 +98,12 @@ async function findPredecessor(): Promise<Predecessor | undefined> {
 let isPublished = false;
 /** The next keeper replaces the socket in one step, unless it is killed first. */
 async function waitUntilReplaced(): Promise<void> {
-  const began = clock.elapsed();
-  while (lstatSync(path, { throwIfNoEntry: false })?.ino === ownInode && clock.elapsed() - began < nameMs.longest)
-    await clock.sleep(nameMs.look, stopped.signal);
+  const startedAt = clock.elapsed();
+  while (
+    lstatSync(path, { throwIfNoEntry: false })?.ino === ownInode &&
+    clock.elapsed() - startedAt < replacedSocketMs.longest
+  )
+    await clock.sleep(replacedSocketMs.poll, stopped.signal);
 }
 
 const predecessor = await findPredecessor();
@@ -108,7 +111,7 @@ const listening = listenForPeers({
   path: temporaryPath,
   clock,
   log,
-  connected: (connection) => keeper.connected(connection),
+  connected: (connection) => keeper.accept(connection),
 });
 const ownInode = lstatSync(temporaryPath).ino;
 const keeper = createKeeper({
@@ -132,7 +135,7 @@ const keeper = createKeeper({
   publishSocket: () => {
     if (!isPublished) renameSync(temporaryPath, path);
     isPublished = true;
-    pod?.tookCharge();
+    pod?.recordCharge();
   },
   stopListening: () => listening[Symbol.dispose](),
 });

@@ -53,18 +53,18 @@ const childOf = (pid: number): string => {
 };
 
 describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
-  let ground: KeeperFixture;
-  let at: string;
+  let scratch: KeeperFixture;
+  let mountPoint: string;
   let containers: readonly [Container, Container];
 
   function createContainer(): Container {
     const options = {
-      socket: ground.socket,
+      socket: scratch.socket,
       program,
-      log: join(ground.folder, 'log'),
+      log: join(scratch.folder, 'log'),
       enter: [],
       flags: [],
-      env: { PATH: process.env['PATH'] ?? '', STOWAGE_TEST_FOLDER: ground.folder },
+      env: { PATH: process.env['PATH'] ?? '', STOWAGE_TEST_FOLDER: scratch.folder },
     };
     const modules = [join(import.meta.dirname, 'start-keeper.ts'), join(import.meta.dirname, '..', 'base', 'clock.ts')];
     const node = [process.execPath, '--input-type=module', '-e', starter, ...modules, JSON.stringify(options)];
@@ -89,40 +89,40 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
   }
 
   beforeEach(() => {
-    ground = createKeeperFixture();
-    at = join(ground.folder, 'mnt');
-    mkdirSync(at);
+    scratch = createKeeperFixture();
+    mountPoint = join(scratch.folder, 'mnt');
+    mkdirSync(mountPoint);
     // Before anything is mounted: each has its own mount namespace.
     containers = [createContainer(), createContainer()];
   });
   afterEach(async () => {
-    await run('umount', ['--force', '--lazy', at], { timeout: 10_000 }).catch(() => undefined);
+    await run('umount', ['--force', '--lazy', mountPoint], { timeout: 10_000 }).catch(() => undefined);
     for (const each of containers) await each[Symbol.asyncDispose]();
-    await ground[Symbol.asyncDispose]();
+    await scratch[Symbol.asyncDispose]();
   });
 
   async function mount(client: KeeperClient): Promise<void> {
     const fd = openSync('/dev/fuse', constants.O_RDWR | constants.O_NONBLOCK);
     const options = 'fd=3,rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions';
-    const child = spawn('mount', ['-i', '-t', 'fuse', '-o', options, 'stowage-test', at], {
+    const child = spawn('mount', ['-i', '-t', 'fuse', '-o', options, 'stowage-test', mountPoint], {
       stdio: ['ignore', 'inherit', 'inherit', fd],
     });
     expect(await once(child, 'exit')).toEqual([0, null]);
-    await client.adopt('m', {}, fd, ground.signal);
+    await client.adopt('m', {}, fd, scratch.signal);
     closeSync(fd);
   }
 
   /** In a separate process: this one must not block on a mount. Pids are those of its container. */
-  const whoServes = async (): Promise<number> =>
-    Number((await run('cat', [join(at, 'who')], { timeout: 20_000 })).stdout);
-  const whole = (client: KeeperClient): Promise<KeeperState> =>
+  const servingPid = async (): Promise<number> =>
+    Number((await run('cat', [join(mountPoint, 'who')], { timeout: 20_000 })).stdout);
+  const waitForStandby = (client: KeeperClient): Promise<KeeperState> =>
     eventually(
-      () => client.status(ground.signal),
+      () => client.status(scratch.signal),
       ({ doing, standby }) => doing === 'serving' && standby !== null,
     );
   /** The pid as seen from outside the containers. */
   const keeperPid = (): number => {
-    const fd = connectTo(ground.socket);
+    const fd = connectTo(scratch.socket);
     const { pid } = peerCredentials(fd);
     closeSync(fd);
     return pid;
@@ -131,51 +131,51 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
   test('hand over to each other while the mount works', { timeout: 60_000 }, async () => {
     const [first, second] = containers;
     expect(await first.start()).toEqual({ pid: expect.any(Number) });
-    const client = ground.client();
+    const client = scratch.client();
     await mount(client);
-    const before = await whole(client);
-    const where = readlinkSync(`/proc/${keeperPid()}/ns/pid`);
+    const before = await waitForStandby(client);
+    const pidNamespace = readlinkSync(`/proc/${keeperPid()}/ns/pid`);
 
     expect(await second.start()).toEqual({ pid: expect.any(Number) });
-    expect(readlinkSync(`/proc/${keeperPid()}/ns/pid`)).not.toBe(where);
-    const next = ground.client();
-    expect(await whole(next)).toMatchObject({ active: before.active, mounts: 1, deaths: 0, takeovers: 0 });
-    expect(await whoServes()).toBe(before.active?.pid);
+    expect(readlinkSync(`/proc/${keeperPid()}/ns/pid`)).not.toBe(pidNamespace);
+    const next = scratch.client();
+    expect(await waitForStandby(next)).toMatchObject({ active: before.active, mounts: 1, deaths: 0, takeovers: 0 });
+    expect(await servingPid()).toBe(before.active?.pid);
 
-    await next.upgrade(program, ground.signal);
-    const after = await whole(next);
+    await next.upgrade(program, scratch.signal);
+    const after = await waitForStandby(next);
     expect(after).toMatchObject({ mounts: 1, deaths: 0, takeovers: 1 });
-    expect(await whoServes()).toBe(after.active?.pid);
+    expect(await servingPid()).toBe(after.active?.pid);
     await first[Symbol.asyncDispose]();
-    expect(await whoServes()).toBe(after.active?.pid);
+    expect(await servingPid()).toBe(after.active?.pid);
   });
 
   test('take over when the keeper whose data path serves ends', { timeout: 60_000 }, async () => {
     const [first, second] = containers;
     await first.start();
-    const client = ground.client();
+    const client = scratch.client();
     await mount(client);
-    await whole(client);
+    await waitForStandby(client);
     await second.start();
-    const next = ground.client();
-    const { standby } = await whole(next);
+    const next = scratch.client();
+    const { standby } = await waitForStandby(next);
     await first[Symbol.asyncDispose]();
-    expect(await whoServes()).toBe(standby?.pid);
-    expect(await whole(next)).toMatchObject({ takeovers: 1, deaths: 1 });
+    expect(await servingPid()).toBe(standby?.pid);
+    expect(await waitForStandby(next)).toMatchObject({ takeovers: 1, deaths: 1 });
   });
 
   /** Translates a pid in a container to the pid outside. */
-  function outside(pid: number | undefined, beside: string): number {
+  function outerPid(pid: number | undefined, pidNamespace: string): number {
     const numbers = readdirSync('/proc').filter((name) => /^\d+$/.test(name));
-    const isIt = (number: string): boolean => {
+    const matches = (number: string): boolean => {
       try {
         const inner = /^NSpid:\t\d+\t(\d+)$/m.exec(readFileSync(`/proc/${number}/status`, 'utf8'))?.[1];
-        return Number(inner) === pid && readlinkSync(`/proc/${number}/ns/pid`) === beside;
+        return Number(inner) === pid && readlinkSync(`/proc/${number}/ns/pid`) === pidNamespace;
       } catch {
         return false;
       }
     };
-    return Number(numbers.find(isIt) ?? expect.fail('it is not there'));
+    return Number(numbers.find(matches) ?? expect.fail('it is not there'));
   }
 
   test('report a hanging data path in the other container, and replace it when it is gone', {
@@ -183,20 +183,20 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
   }, async () => {
     const [first, second] = containers;
     await first.start();
-    const client = ground.client();
+    const client = scratch.client();
     await mount(client);
-    const before = await whole(client);
-    const hanging = outside(before.active?.pid, readlinkSync(`/proc/${keeperPid()}/ns/pid`));
+    const before = await waitForStandby(client);
+    const hanging = outerPid(before.active?.pid, readlinkSync(`/proc/${keeperPid()}/ns/pid`));
     await second.start();
-    const next = ground.client();
-    await whole(next);
+    const next = scratch.client();
+    await waitForStandby(next);
     await suspend(hanging);
-    await expect(next.upgrade(program, ground.signal)).rejects.toMatchObject({ reason: 'out-of-reach' });
-    expect(ground.log()).toContain('restart that container');
+    await expect(next.upgrade(program, scratch.signal)).rejects.toMatchObject({ reason: 'out-of-reach' });
+    expect(scratch.log()).toContain('restart that container');
     process.kill(hanging, 'SIGCONT');
-    const after = await whole(next);
+    const after = await waitForStandby(next);
     expect(after.takeovers).toBe(1);
-    expect(await whoServes()).toBe(after.active?.pid);
+    expect(await servingPid()).toBe(after.active?.pid);
   });
 
   test('report a live keeper that neither hands over nor can be killed, and leave it in charge', {
@@ -204,7 +204,7 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
   }, async () => {
     // This process is outside the container, where no process inside can kill it.
     using _ = listenForPeers({
-      path: ground.socket,
+      path: scratch.socket,
       clock: systemClock(),
       log: silentLog(),
       connected: (line) => line.close(),
@@ -213,7 +213,7 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
       reason: 'out-of-reach',
       message: expect.stringContaining('another container'),
     });
-    expect(ground.log()).toContain('restart its container');
+    expect(scratch.log()).toContain('restart its container');
     expect(keeperPid()).toBe(process.pid);
   });
 });

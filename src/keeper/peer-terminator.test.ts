@@ -13,7 +13,7 @@ vi.mock(import('./system-calls.ts'), async (original) => ({ ...(await original()
 
 describe.skipIf(needs('linux'))('a keeper known only by its socket', () => {
   /** The other keeper and its terminator. */
-  function created() {
+  function createListener() {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-before-'));
     onTestFinished(() => rmSync(folder, { recursive: true }));
     const path = join(folder, 'sock');
@@ -25,22 +25,22 @@ describe.skipIf(needs('linux'))('a keeper known only by its socket', () => {
   }
 
   test('is gone when no process listens there', async () => {
-    const { clock, listening, end } = created();
-    const told: boolean[] = [];
-    const ending = end().then((hasGone) => told.push(hasGone));
+    const { clock, listening, end } = createListener();
+    const results: boolean[] = [];
+    const result = end().then((hasGone) => results.push(hasGone));
     for (let ms = 0; ms < 1_000; ms += 50) {
       clock.advance(50);
       await settled();
     }
-    expect(told).toEqual([]);
+    expect(results).toEqual([]);
     closeSync(listening);
     clock.advance(50);
-    await ending;
-    expect(told).toEqual([true]);
+    await result;
+    expect(results).toEqual([true]);
   });
 
   test('that keeps listening is waited for with a limit', async () => {
-    const { clock, listening, end } = created();
+    const { clock, listening, end } = createListener();
     onTestFinished(() => closeSync(listening));
     const ending = end();
     for (let ms = 0; ms <= 5_100; ms += 50) {

@@ -5,7 +5,7 @@ import { connectTo } from '#base/linux/descriptor-sockets.ts';
 import { processByPidfd } from './processes.ts';
 import { canKill, hasEnded, openPeerPidfd } from './system-calls.ts';
 
-const reachMs = 5_000;
+const exitTimeoutMs = 5_000;
 const pollMs = 50;
 
 /**
@@ -24,9 +24,9 @@ export function createPeerTerminator(fd: number, path: string, clock: Clock): ()
   // Only that process listens there, until it exits.
   const isGone = (): boolean => (pidfd === undefined ? !isListening(path) : hasEnded(pidfd));
   return async () => {
-    const began = clock.elapsed();
+    const startedAt = clock.elapsed();
     while (!isGone()) {
-      if (clock.elapsed() - began > reachMs) return false;
+      if (clock.elapsed() - startedAt > exitTimeoutMs) return false;
       const { promise, resolve } = Promise.withResolvers<void>();
       clock.after(pollMs, resolve);
       await promise;

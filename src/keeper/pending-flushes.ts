@@ -1,14 +1,14 @@
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { MessageOf } from './protocol.ts';
-import { within } from './within.ts';
+import { withTimeout } from './with-timeout.ts';
 
 /** Flush requests to the data path. Each stays pending until a data path answers it, also a successor. */
 export interface PendingFlushes {
   /** Returns the number of incomplete files. Returns 1 if no data path answered in time, because there may be some. */
-  ask(mount: string, ms: number, signal: AbortSignal): Promise<number>;
+  flush(mount: string, ms: number, signal: AbortSignal): Promise<number>;
   /** Another data path serves: sends it the requests that its predecessor did not answer. */
   resend(): void;
-  answered(answer: MessageOf<'flushed'>): void;
+  handleAnswer(answer: MessageOf<'flushed'>): void;
 }
 
 interface PendingFlush {
@@ -23,21 +23,21 @@ export const maxFlushMs = 600_000;
 const graceMs = 1_000;
 
 /** `send` does nothing if no data path serves. */
-export function createPendingFlushes(clock: Clock, send: (question: MessageOf<'flush'>) => void): PendingFlushes {
+export function createPendingFlushes(clock: Clock, send: (request: MessageOf<'flush'>) => void): PendingFlushes {
   const pending = new Map<number, PendingFlush>();
-  let last = 0;
+  let lastAsk = 0;
 
-  const sendQuestion = (ask: number, { mount, endsAt }: PendingFlush): void =>
+  const sendRequest = (ask: number, { mount, endsAt }: PendingFlush): void =>
     send({ kind: 'flush', ask, mount, ms: Math.max(0, Math.round(endsAt - clock.elapsed())) });
 
   return {
-    ask: async (mount, ms, signal) => {
-      const ask = ++last;
-      const question: PendingFlush = { mount, endsAt: clock.elapsed() + ms, answer: Promise.withResolvers() };
-      pending.set(ask, question);
+    flush: async (mount, ms, signal) => {
+      const ask = ++lastAsk;
+      const request: PendingFlush = { mount, endsAt: clock.elapsed() + ms, answer: Promise.withResolvers() };
+      pending.set(ask, request);
       try {
-        sendQuestion(ask, question);
-        return await within(question.answer.promise, ms + graceMs, clock, signal);
+        sendRequest(ask, request);
+        return await withTimeout(request.answer.promise, ms + graceMs, clock, signal);
       } catch (cause) {
         signal.throwIfAborted();
         if (cause instanceof DeadlineExceeded) return 1;
@@ -47,8 +47,8 @@ export function createPendingFlushes(clock: Clock, send: (question: MessageOf<'f
       }
     },
     resend: () => {
-      for (const [ask, question] of pending) sendQuestion(ask, question);
+      for (const [ask, request] of pending) sendRequest(ask, request);
     },
-    answered: ({ ask, files }) => pending.get(ask)?.answer.resolve(files),
+    handleAnswer: ({ ask, files }) => pending.get(ask)?.answer.resolve(files),
   };
 }

@@ -4,7 +4,7 @@ import process from 'node:process';
 import type { Clock } from '#base/clock.ts';
 import { endProcess } from '#base/linux/end-process.ts';
 import type { Log } from '#base/log.ts';
-import { ownFolder } from './listening-socket.ts';
+import { ensurePrivateFolder } from './listening-socket.ts';
 import { isListening } from './peer-terminator.ts';
 import { hasChildren } from './system-calls.ts';
 
@@ -18,9 +18,9 @@ export interface PodKeeper {
   /** Resolves when this keeper may take over from, or start without, the keeper of another pod. */
   waitForTurn(signal: AbortSignal): Promise<void>;
   /** This keeper is in charge. From now on this pod does not take over from a live keeper of another pod again. */
-  tookCharge(): void;
+  recordCharge(): void;
   /** From now on, exits on SIGTERM if no mounts are left. */
-  endWhenIdle(mounts: () => number): void;
+  endWhenIdle(mountCount: () => number): void;
   /** Restarts the program in place, after a pause. */
   restart(ms: number): Promise<never>;
 }
@@ -42,10 +42,10 @@ const terminatingVariable = 'STOWAGE_KEEPER_TOLD';
 
 export function createPodKeeper({ pod, folder, path, clock, log }: PodOptions): PodKeeper {
   let isTerminating = process.env[terminatingVariable] !== undefined;
-  let mountsNow: (() => number) | undefined;
+  let mountCount: (() => number) | undefined;
   // The kernel drops signals to the first process of a container that have no handler.
   process.on('SIGTERM', () => {
-    if (!isTerminating) log.info('received SIGTERM', { mounts: mountsNow?.() ?? 0 });
+    if (!isTerminating) log.info('received SIGTERM', { mounts: mountCount?.() ?? 0 });
     isTerminating = true;
     endIfIdle();
   });
@@ -54,13 +54,13 @@ export function createPodKeeper({ pod, folder, path, clock, log }: PodOptions): 
     if (!isTerminating) return;
     // A waiting keeper has started nothing: a live child is the data path from before the restart, which still serves
     // mounts of another keeper.
-    if (mountsNow === undefined ? !hasChildren() : mountsNow() === 0) endProcess(0);
+    if (mountCount === undefined ? !hasChildren() : mountCount() === 0) endProcess(0);
     clock.after(pollMs, endIfIdle);
   }
   endIfIdle();
 
   const podsFile = join(folder, 'pods');
-  function pods(): readonly string[] {
+  function readPods(): readonly string[] {
     try {
       return readFileSync(podsFile, 'utf8').split('\n').filter(Boolean);
     } catch {
@@ -71,7 +71,7 @@ export function createPodKeeper({ pod, folder, path, clock, log }: PodOptions): 
   return {
     waitForTurn: async (signal) => {
       // A restarted keeper of a known pod waits: it must not take over from its successor.
-      if (!isTerminating && !pods().includes(pod)) return;
+      if (!isTerminating && !readPods().includes(pod)) return;
       // After SIGTERM, start nothing new.
       for (let isLogged = false; isTerminating || isListening(path); isLogged = true) {
         if (!isLogged)
@@ -81,12 +81,12 @@ export function createPodKeeper({ pod, folder, path, clock, log }: PodOptions): 
         await clock.sleep(pollMs, signal);
       }
     },
-    tookCharge: () => {
-      if (pod === '' || pods().includes(pod)) return;
-      writeFileSync(podsFile, `${[...pods(), pod].slice(-maxPods).join('\n')}\n`, { mode: 0o600 });
+    recordCharge: () => {
+      if (pod === '' || readPods().includes(pod)) return;
+      writeFileSync(podsFile, `${[...readPods(), pod].slice(-maxPods).join('\n')}\n`, { mode: 0o600 });
     },
     endWhenIdle: (mounts) => {
-      mountsNow = mounts;
+      mountCount = mounts;
     },
     restart: async (ms) => {
       if (isTerminating && !hasChildren()) endProcess(0);
@@ -110,7 +110,7 @@ export async function waitForFolder(folder: string, clock: Clock, signal: AbortS
   process.on('SIGTERM', end);
   for (let isLogged = false; ; isLogged = true)
     try {
-      ownFolder(folder);
+      ensurePrivateFolder(folder);
       process.off('SIGTERM', end);
       return;
     } catch (cause) {

@@ -17,7 +17,7 @@ vi.mock(import('./system-calls.ts'), async (original) => ({
 // It would keep running for as long as a test may take.
 const flags = ['--eval', 'setTimeout(() => undefined, 60_000)'];
 const options = { clock: systemClock(), flags, log: 2 };
-const open = (): number => readdirSync('/proc/self/fd').length;
+const countDescriptors = (): number => readdirSync('/proc/self/fd').length;
 const children = (): readonly string[] =>
   readdirSync('/proc/self/task')
     .flatMap((id) => readFileSync(`/proc/self/task/${id}/children`, 'utf8').split(' '))
@@ -30,10 +30,10 @@ describe.skipIf(needs('linux'))('a program that cannot be started', () => {
   ])('leaves nothing behind when %s', async (_, program, why) => {
     // Loads modules that keep descriptors open.
     for (const fd of socketPair()) closeSync(fd);
-    const before = [open(), children().length];
+    const before = [countDescriptors(), children().length];
     for (let i = 0; i < 3; i++) expect(() => startChild(program, options)).toThrow(why);
     await eventually(
-      () => [open(), children().length],
+      () => [countDescriptors(), children().length],
       (now) => String(now) === String(before),
     );
   });

@@ -8,10 +8,10 @@ import { canKill, hasEnded, killProcess, openPidfd } from './system-calls.ts';
 import type { ProcessHandle } from './worker.ts';
 
 /** The descriptor of the keeper's socket in a process that a keeper started. */
-export const keeperSocket = 3;
+export const keeperSocketFd = 3;
 
 /** Almost all processes exit within a few ms. Only after this time are the threads inspected, twice. */
-const usualExitMs = 200;
+const inspectAfterMs = 200;
 const pollMs = 50;
 
 /** A process that cannot be killed is reported after this time. */
@@ -24,7 +24,7 @@ const outOfReachMs = 5_000;
 export function processByPidfd(
   pidfd: number,
   clock: Clock,
-  outOfReach: () => void = () => undefined,
+  onOutOfReach: () => void = () => undefined,
 ): Omit<ProcessHandle, 'connection'> {
   let isClosed = false;
   const close = (): void => {
@@ -34,7 +34,7 @@ export function processByPidfd(
   return {
     end: async () => {
       if (isClosed) return;
-      using _ = kill(pidfd) ? undefined : clock.after(outOfReachMs, outOfReach);
+      using _ = kill(pidfd) ? undefined : clock.after(outOfReachMs, onOutOfReach);
       await waitUntilGone(pidfd, clock);
       close();
     },
@@ -48,13 +48,13 @@ export function processByPidfd(
 async function waitUntilGone(pidfd: number, clock: Clock): Promise<void> {
   const killedAt = clock.elapsed();
   // Usually less than a millisecond; child processes and memory do not delay it.
-  for (let ms = 1; !hasEnded(pidfd) && clock.elapsed() - killedAt < usualExitMs; ms = Math.min(pollMs, ms * 2))
-    await pause(clock, ms);
+  for (let ms = 1; !hasEnded(pidfd) && clock.elapsed() - killedAt < inspectAfterMs; ms = Math.min(pollMs, ms * 2))
+    await sleep(clock, ms);
   for (let before: string | undefined; !hasEnded(pidfd); ) {
     const stuck = stuckThreads(pidfd);
     if (stuck !== undefined && stuck === before) return;
     before = stuck;
-    await pause(clock, pollMs);
+    await sleep(clock, pollMs);
   }
 }
 
@@ -68,7 +68,7 @@ function kill(pidfd: number): boolean {
   }
 }
 
-async function pause(clock: Clock, ms: number): Promise<void> {
+async function sleep(clock: Clock, ms: number): Promise<void> {
   const { promise, resolve } = Promise.withResolvers<void>();
   clock.after(ms, resolve);
   await promise;
@@ -84,24 +84,24 @@ export interface ChildOptions {
 
 /** Starts one of our programs, which finds its end of the connection at `keeperSocket`. */
 export function startChild(program: string, { clock, flags, log }: ChildOptions): ProcessHandle {
-  const [here, there] = socketPair();
-  using given = new DisposableStack();
-  given.defer(() => closeSync(there));
-  using undone = new DisposableStack();
-  const connection = undone.adopt(createConnection(here, clock), (made) => made.close());
+  const [ownEnd, childEnd] = socketPair();
+  using childEndOwner = new DisposableStack();
+  childEndOwner.defer(() => closeSync(childEnd));
+  using cleanup = new DisposableStack();
+  const connection = cleanup.adopt(createConnection(ownEnd, clock), (made) => made.close());
   const child = spawn(process.execPath, [...flags, program], {
     // Its own process group: signals to the keeper's group do not reach it.
     detached: true,
-    stdio: ['ignore', log, log, there],
+    stdio: ['ignore', log, log, childEnd],
   });
   // The closed connection reports it, too.
   child.on('error', () => undefined);
   child.unref();
   if (child.pid === undefined) throw new Error('the program could not be started');
   // Otherwise it would not be killed.
-  undone.defer(() => child.kill('SIGKILL'));
+  cleanup.defer(() => child.kill('SIGKILL'));
   // The pid cannot have been reused: Node had no time to reap the process.
   const pidfd = openPidfd(child.pid);
-  undone.move();
+  cleanup.move();
   return { connection, ...processByPidfd(pidfd, clock) };
 }

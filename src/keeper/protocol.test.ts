@@ -13,7 +13,7 @@ test('unknown fields are ignored', () => {
   expect(decode(raw({ v: 1, kind: 'remove', mount: 'm', since: 'later' }), 0)).toMatchObject({ kind: 'remove' });
 });
 
-describe('invalid messages are refused without being quoted', () => {
+describe('decode() rejects, without quoting it,', () => {
   const state = { doing: 'idle', active: { pid: 'x' }, standby: null };
   test.each([
     ['no JSON', Buffer.from(`{"password":"${secret}`), 0, 'a message is not a JSON object'],
@@ -22,7 +22,12 @@ describe('invalid messages are refused without being quoted', () => {
     ['another version', raw({ v: 2, ...adopt }), 1, 'a message is not of version 1'],
     ['no version', raw(adopt), 1, 'a message is not of version 1'],
     ['an unknown kind', raw({ v: 1, kind: secret }), 0, 'a message is of an unknown kind'],
-    ['a kind that objects have', raw({ v: 1, kind: 'constructor' }), 0, 'a message is of an unknown kind'],
+    [
+      'a kind that is a property of every object',
+      raw({ v: 1, kind: 'constructor' }),
+      0,
+      'a message is of an unknown kind',
+    ],
     ['no name', raw({ v: 1, ...adopt, mount: '' }), 1, 'a message (adopt) has missing or invalid fields'],
     [
       'a long name',
@@ -33,23 +38,28 @@ describe('invalid messages are refused without being quoted', () => {
     ['no spec', raw({ v: 1, ...adopt, spec: undefined }), 1, 'a message (adopt) has missing or invalid fields'],
     ['a negative number', raw({ v: 1, ...adopt, ask: -1 }), 1, 'a message (adopt) has missing or invalid fields'],
     [
-      'a role',
+      'an unknown role',
       raw({ v: 1, kind: 'hello', role: 'king', pid: 1, version: '1' }),
       0,
       'a message (hello) has missing or invalid fields',
     ],
     ['no list', raw({ v: 1, kind: 'add', mounts: { length: 0 } }), 0, 'a message (add) has missing or invalid fields'],
-    ['inner fields', raw({ v: 1, kind: 'state', ask: 0, state }), 0, 'a message (state) has missing or invalid fields'],
+    [
+      'invalid inner fields',
+      raw({ v: 1, kind: 'state', ask: 0, state }),
+      0,
+      'a message (state) has missing or invalid fields',
+    ],
     ['no descriptor', encode(adopt), 0, 'a message (adopt) came with 0 descriptors'],
     ['a stray descriptor', encode({ kind: 'stop' }), 1, 'a message (stop) came with 1 descriptors'],
     [
-      'too few',
+      'too many descriptors',
       raw({ v: 1, kind: 'add', mounts: [{ mount: 'm', spec: 1 }] }),
       2,
       'a message (add) came with 2 descriptors',
     ],
-    ['too long', Buffer.alloc(maxMessageBytes + 1, ' '), 0, 'a message is too long'],
-  ])('%s', (_, bytes, descriptors, message) => {
+    ['too many bytes', Buffer.alloc(maxMessageBytes + 1, ' '), 0, 'a message is too long'],
+  ])('a message with this fault: %s', (_, bytes, descriptors, message) => {
     expect(() => decode(bytes, descriptors)).toThrow(new ProtocolError(message));
   });
 });

@@ -19,9 +19,9 @@ type Check<T> = (value: unknown) => value is T;
 type Checked<C> = C extends Check<infer T> ? T : never;
 
 const text =
-  (from: number, to: number): Check<string> =>
+  (minLength: number, maxLength: number): Check<string> =>
   (value): value is string =>
-    typeof value === 'string' && value.length >= from && value.length <= to;
+    typeof value === 'string' && value.length >= minLength && value.length <= maxLength;
 const flag: Check<boolean> = (value) => typeof value === 'boolean';
 const count: Check<number> = (value): value is number => Number.isSafeInteger(value) && Number(value) >= 0;
 const json: Check<unknown> = (value): value is unknown => value !== undefined;
@@ -30,9 +30,9 @@ const oneOf =
   (value): value is T[number] =>
     words.includes(value as string);
 const list =
-  <T>(each: Check<T>): Check<readonly T[]> =>
+  <T>(isElement: Check<T>): Check<readonly T[]> =>
   (value): value is readonly T[] =>
-    Array.isArray(value) && value.every(each);
+    Array.isArray(value) && value.every(isElement);
 const nullable =
   <T>(check: Check<T>): Check<T | null> =>
   (value): value is T | null =>

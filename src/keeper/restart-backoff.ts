@@ -4,16 +4,16 @@ import type { Clock } from '#base/clock.ts';
 export interface RestartBackoff {
   /** Milliseconds until the next start. */
   delayMs(): number;
-  started(): void;
+  recordStart(): void;
   /** A data path died before it was useful. */
-  failed(): void;
-  succeeded(): void;
+  recordFailure(): void;
+  recordSuccess(): void;
 }
 
 /** A burst, then one start per pause: starting a process costs a quarter of a second of CPU time. */
-const burst = 10;
-const pauseMs = 1_000;
-const maxMs = 10_000;
+const maxBurst = 10;
+const startIntervalMs = 1_000;
+const maxDelayMs = 10_000;
 
 export function createRestartBackoff(clock: Clock): RestartBackoff {
   const starts: number[] = [];
@@ -21,23 +21,23 @@ export function createRestartBackoff(clock: Clock): RestartBackoff {
   let failedAt = 0;
 
   const failureDelay = (): number =>
-    failures === 0 ? 0 : failedAt + Math.min(maxMs, 100 * 2 ** failures) - clock.elapsed();
+    failures === 0 ? 0 : failedAt + Math.min(maxDelayMs, 100 * 2 ** failures) - clock.elapsed();
   const burstDelay = (): number => {
-    const oldest = starts.length < burst ? undefined : starts[0];
-    return oldest === undefined ? 0 : oldest + burst * pauseMs - clock.elapsed();
+    const oldest = starts.length < maxBurst ? undefined : starts[0];
+    return oldest === undefined ? 0 : oldest + maxBurst * startIntervalMs - clock.elapsed();
   };
 
   return {
     delayMs: () => Math.max(0, failureDelay(), burstDelay()),
-    started: () => {
+    recordStart: () => {
       starts.push(clock.elapsed());
-      if (starts.length > burst) starts.shift();
+      if (starts.length > maxBurst) starts.shift();
     },
-    failed: () => {
+    recordFailure: () => {
       failures = Math.min(failures + 1, 16);
       failedAt = clock.elapsed();
     },
-    succeeded: () => {
+    recordSuccess: () => {
       failures = 0;
     },
   };

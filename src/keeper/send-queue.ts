@@ -10,7 +10,7 @@ export interface SendQueue extends Disposable {
   send(bytes: Buffer, descriptors: readonly number[]): void;
 }
 
-interface Unsent {
+interface UnsentMessage {
   readonly bytes: Buffer;
   /** Duplicates: the originals may be closed before the socket has room. */
   readonly descriptors: readonly number[];
@@ -18,7 +18,7 @@ interface Unsent {
 
 const retryMs = 2;
 /** A peer that accepts nothing for this long counts as dead. */
-const stuckMs = 10_000;
+const maxStallMs = 10_000;
 const maxUnsentBytes = 8 * 1024 * 1024;
 
 export const closeAll = (descriptors: readonly number[]): void => {
@@ -27,12 +27,12 @@ export const closeAll = (descriptors: readonly number[]): void => {
 
 /** `onStuck`: the peer accepts no messages. Dispose the queue then. */
 export function createSendQueue(fd: number, clock: Clock, onStuck: () => void): SendQueue {
-  const unsent: Unsent[] = [];
+  const unsent: UnsentMessage[] = [];
   let unsentBytes = 0;
   let retry: Disposable | undefined;
   let lastSentAt = 0;
 
-  function sendLater(bytes: Buffer, descriptors: readonly number[]): void {
+  function enqueue(bytes: Buffer, descriptors: readonly number[]): void {
     if (unsent.length === 0) lastSentAt = clock.elapsed();
     unsent.push({ bytes, descriptors: descriptors.map(duplicate) });
     unsentBytes += bytes.length;
@@ -40,7 +40,7 @@ export function createSendQueue(fd: number, clock: Clock, onStuck: () => void): 
   }
 
   /** False: the socket has no room. */
-  function sent(bytes: Buffer, descriptors: readonly number[]): boolean {
+  function trySend(bytes: Buffer, descriptors: readonly number[]): boolean {
     try {
       sendMessage(fd, { bytes, descriptors });
       return true;
@@ -58,26 +58,26 @@ export function createSendQueue(fd: number, clock: Clock, onStuck: () => void): 
   }
 
   function sendUnsent(): void {
-    for (let next = unsent[0]; next !== undefined && sent(next.bytes, next.descriptors); next = unsent[0]) {
+    for (let next = unsent[0]; next !== undefined && trySend(next.bytes, next.descriptors); next = unsent[0]) {
       unsent.shift();
       unsentBytes -= next.bytes.length;
       closeAll(next.descriptors);
       lastSentAt = clock.elapsed();
     }
     if (unsent.length === 0) return;
-    if (clock.elapsed() - lastSentAt > stuckMs) onStuck();
+    if (clock.elapsed() - lastSentAt > maxStallMs) onStuck();
     else retryLater();
   }
 
   return {
     send: (bytes, descriptors) => {
-      if (unsent.length === 0 && sent(bytes, descriptors)) return;
+      if (unsent.length === 0 && trySend(bytes, descriptors)) return;
       if (unsentBytes + bytes.length > maxUnsentBytes) onStuck();
-      else sendLater(bytes, descriptors);
+      else enqueue(bytes, descriptors);
     },
     [Symbol.dispose]: () => {
       retry?.[Symbol.dispose]();
-      for (const each of unsent.splice(0)) closeAll(each.descriptors);
+      for (const message of unsent.splice(0)) closeAll(message.descriptors);
     },
   };
 }

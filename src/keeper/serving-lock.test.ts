@@ -23,9 +23,9 @@ describe.skipIf(needs('linux'))('the serving lock', () => {
 
   test('is visible while it is held, and checking creates no file', () => {
     expect(isServed(path)).toBe(false);
-    const presence = holdServingLock(path, clock);
+    const lock = holdServingLock(path, clock);
     expect(isServed(path)).toBe(true);
-    presence[Symbol.dispose]();
+    lock[Symbol.dispose]();
     expect(isServed(path)).toBe(false);
   });
 
@@ -40,8 +40,11 @@ describe.skipIf(needs('linux'))('the serving lock', () => {
   test('does not block on a FIFO without a writer', { timeout: 30_000 }, async () => {
     await run('mkfifo', [`${path}.serving`]);
     const program = join(folder, 'look.mjs');
-    const presence = JSON.stringify(join(import.meta.dirname, 'serving-lock.ts'));
-    writeFileSync(program, `import { isServed } from ${presence};\nconsole.log(isServed(${JSON.stringify(path)}));\n`);
+    const modulePath = JSON.stringify(join(import.meta.dirname, 'serving-lock.ts'));
+    writeFileSync(
+      program,
+      `import { isServed } from ${modulePath};\nconsole.log(isServed(${JSON.stringify(path)}));\n`,
+    );
     // In a separate process: one blocked on the FIFO does nothing else.
     const flags = ['--disable-warning=ExperimentalWarning'];
     expect((await run(process.execPath, [...flags, program], { timeout: 15_000, killSignal: 'SIGKILL' })).stdout).toBe(

@@ -8,13 +8,13 @@ import { tryLock } from './system-calls.ts';
  * for that data path instead of starting a second one. Pids would mean nothing in another container.
  */
 
-const fileOf = (path: string): string => `${path}.serving`;
+const lockPath = (path: string): string => `${path}.serving`;
 
 const retryMs = 100;
 
 /** Held until disposed or until the process exits. */
 export function holdServingLock(path: string, clock: Clock): Disposable {
-  const fd = openSync(fileOf(path), 'a', 0o600);
+  const fd = openSync(lockPath(path), 'a', 0o600);
   let retry: Disposable | undefined;
   // A killed predecessor may still hold the lock, and a check holds it for a moment.
   const lock = (): void => {
@@ -34,7 +34,7 @@ export function holdServingLock(path: string, clock: Clock): Disposable {
  * is the keeper's, so symbolic links are not followed and FIFOs do not block.
  */
 export function isServed(path: string): boolean {
-  const fd = opened(fileOf(path));
+  const fd = openLockFile(lockPath(path));
   if (fd === undefined) return false;
   try {
     return fstatSync(fd).isFile() && !tryLock(fd);
@@ -43,7 +43,7 @@ export function isServed(path: string): boolean {
   }
 }
 
-function opened(file: string): number | undefined {
+function openLockFile(file: string): number | undefined {
   try {
     return openSync(file, constants.O_RDONLY | constants.O_NONBLOCK | constants.O_NOFOLLOW);
   } catch (cause) {

@@ -3,7 +3,7 @@ import { extname, join } from 'node:path';
 import type { Clock } from '#base/clock.ts';
 import { connectTo } from '#base/linux/descriptor-sockets.ts';
 import { type Command, type KeeperEnd, type Launch, launchProcess } from './launch.ts';
-import { threadsOfKeeper } from './listening-socket.ts';
+import { keeperThreads } from './listening-socket.ts';
 import { keeperFlags, outOfReachStatus } from './node-flags.ts';
 import { KeeperError, outOfReach } from './protocol.ts';
 import { peerCredentials } from './system-calls.ts';
@@ -33,7 +33,7 @@ export interface StartedKeeper {
 }
 
 /** Longer than a keeper waits to connect to its predecessor and the handover takes, together. */
-const startMs = 30_000;
+const startTimeoutMs = 30_000;
 const pollMs = 10;
 
 /** The program lies beside this file, in the sources and in the bundle. */
@@ -46,48 +46,48 @@ const program = join(import.meta.dirname, isSource ? 'main.ts' : 'keeper.mjs');
  */
 export async function startKeeper(options: StartOptions, signal: AbortSignal): Promise<StartedKeeper> {
   const { clock, socket, log, launch = launchProcess } = options;
-  let known = fileAt(socket);
-  const waiting = new AbortController();
-  using limit = clock.deadline(startMs, signal);
-  const launched = await launch(keeperCommand(options), AbortSignal.any([waiting.signal, limit.signal]));
+  let lastSocketFile = socketFileId(socket);
+  const launchAbort = new AbortController();
+  using limit = clock.deadline(startTimeoutMs, signal);
+  const launched = await launch(keeperCommand(options), AbortSignal.any([launchAbort.signal, limit.signal]));
   const { pid, ended } = launched;
-  let over: { readonly by: KeeperEnd } | undefined;
+  let exit: { readonly by: KeeperEnd } | undefined;
   void ended.then((by) => {
-    over = { by };
+    exit = { by };
   });
   /** A process that is not visible is recognized by the socket: only the keeper in charge publishes it. */
   const isOurKeeper = (peer: number | undefined): boolean => peer !== undefined && (pid === undefined || peer === pid);
   try {
     for (;;) {
       // Connect once per published socket: a keeper has few connections to spare, and its successor needs one.
-      const there = fileAt(socket);
-      const peer = there === known ? undefined : listenerPid(socket);
+      const socketFile = socketFileId(socket);
+      const peer = socketFile === lastSocketFile ? undefined : listenerPid(socket);
       if (isOurKeeper(peer)) return { pid: pid ?? 0, ended };
-      if (peer !== undefined) known = there;
-      if (over !== undefined) throw notStarted(over.by, log);
+      if (peer !== undefined) lastSocketFile = socketFile;
+      if (exit !== undefined) throw notStarted(exit.by, log);
       await clock.sleep(pollMs, limit.signal);
     }
   } catch (cause) {
     // A keeper that took charge since the last check stays: the previous one is gone.
-    if (fileAt(socket) !== known && isOurKeeper(listenerPid(socket))) return { pid: pid ?? 0, ended };
+    if (socketFileId(socket) !== lastSocketFile && isOurKeeper(listenerPid(socket))) return { pid: pid ?? 0, ended };
     await launched.kill();
     throw cause;
   } finally {
-    waiting.abort();
+    launchAbort.abort();
   }
 }
 
 /** `pod`: the pod's UID, see `pod.ts`. */
 export function keeperCommand(
-  { enter, socket, program: served, log, flags, env }: Omit<StartOptions, 'clock' | 'launch'>,
+  { enter, socket, program: dataPathProgram, log, flags, env }: Omit<StartOptions, 'clock' | 'launch'>,
   pod?: string,
 ): Command {
-  const own = pod === undefined ? [] : ['--pod', pod];
-  const args = ['--socket', socket, '--program', served, '--log', log, ...own, '--', ...flags];
+  const podArgs = pod === undefined ? [] : ['--pod', pod];
+  const args = ['--socket', socket, '--program', dataPathProgram, '--log', log, ...podArgs, '--', ...flags];
   const [file = process.execPath, ...rest] = [...enter, process.execPath, ...keeperFlags, program, ...args];
   return {
     words: [file, ...rest],
-    env: { LC_ALL: 'C', ...compileCache(), ...env, UV_THREADPOOL_SIZE: String(threadsOfKeeper), MALLOC_ARENA_MAX: '2' },
+    env: { LC_ALL: 'C', ...compileCache(), ...env, UV_THREADPOOL_SIZE: String(keeperThreads), MALLOC_ARENA_MAX: '2' },
   };
 }
 
@@ -107,7 +107,7 @@ function notStarted(by: KeeperEnd, log: string): KeeperError {
 }
 
 /** Each keeper publishes a new file, so this identifies the keeper at the path. */
-function fileAt(path: string): string {
+function socketFileId(path: string): string {
   const found = statSync(path, { bigint: true, throwIfNoEntry: false });
   return found === undefined ? '' : `${found.ino} ${found.ctimeNs}`;
 }

@@ -6,7 +6,7 @@ import type { KeeperState, MessageOf } from './protocol.ts';
 import { createRestartBackoff } from './restart-backoff.ts';
 import { createUpgrades, stopWorker, type Workers } from './upgrade.ts';
 import { createWatchdog } from './watchdog.ts';
-import { within } from './within.ts';
+import { withTimeout } from './with-timeout.ts';
 import { createWorker, type ProcessHandle, type ProcessInfo, type Worker } from './worker.ts';
 
 export interface SupervisorOptions {
@@ -54,15 +54,15 @@ export interface Supervisor {
 
 /** Delays the next standby, so that a successor has the CPU to itself until it is ready. */
 const standbyDelayMs = 1_000;
-const failing = { deaths: 5, ms: 60_000 } as const;
+const failingThreshold = { deaths: 5, ms: 60_000 } as const;
 const exitTimeoutMs = 2_000;
-const neverAborted = new AbortController().signal;
+const neverAborts = new AbortController().signal;
 
 type WorkerMessage = MessageOf<'holding' | 'letGo' | 'ended' | 'flushed' | 'report'>;
 
 function createDeathLog(clock: Clock) {
   let times: readonly number[] = [];
-  const recent = (): readonly number[] => times.filter((at) => at > clock.elapsed() - failing.ms);
+  const recent = (): readonly number[] => times.filter((at) => at > clock.elapsed() - failingThreshold.ms);
   return {
     add: (): void => {
       times = [...recent(), clock.elapsed()];
@@ -73,7 +73,7 @@ function createDeathLog(clock: Clock) {
   };
 }
 
-function doing(mounts: number, active: Worker | undefined): Supervisor['state']['doing'] {
+function activityOf(mounts: number, active: Worker | undefined): Supervisor['state']['doing'] {
   if (mounts === 0) return 'idle';
   return active?.isReady === true && !active.isEnding && active.connection.isOpen ? 'serving' : 'taking over';
 }
@@ -88,7 +88,7 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
   const backoff = createRestartBackoff(clock);
   const workers: Workers = { program: options.program, active: undefined, standby: undefined };
   const retired = new WeakSet<Worker>();
-  const flushes = createPendingFlushes(clock, (question) => workers.active?.connection.send(question));
+  const flushes = createPendingFlushes(clock, (request) => workers.active?.connection.send(request));
   let promotedAt = Number.NEGATIVE_INFINITY;
   let { wasServed } = options;
   let takeovers = 0;
@@ -133,19 +133,19 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
   }
 
   function launch(program: string): Worker | undefined {
-    backoff.started();
+    backoff.recordStart();
     try {
       return createWorker({ child: start(program), program, clock, events });
     } catch (cause) {
       log.error('failed to start a data path', { cause });
-      backoff.failed();
+      backoff.recordFailure();
       reconcileLater(backoff.delayMs());
       return undefined;
     }
   }
 
   function workerChanged(worker: Worker): void {
-    if (worker === workers.active && worker.isReady) backoff.succeeded();
+    if (worker === workers.active && worker.isReady) backoff.recordSuccess();
     reconcile();
   }
 
@@ -154,7 +154,7 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
    * one starts only when it is gone. If its exit cannot be observed (out of reach), wait a fixed time.
    */
   function workerStopped(worker: Worker): void {
-    void within(retire(worker), exitTimeoutMs, clock, neverAborted)
+    void withTimeout(retire(worker), exitTimeoutMs, clock, neverAborts)
       .catch(() => log.warn('a data path has stopped but does not exit', { pid: worker.info?.pid }))
       .then(() => {
         if (worker === workers.active) workers.active = undefined;
@@ -168,21 +168,21 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
     if (message.kind === 'holding') holdSockets(held, message, descriptors);
     else if (message.kind === 'letGo') held.dropSocket(message.socket);
     else if (message.kind === 'ended') endMount(worker, message);
-    else if (message.kind === 'flushed') flushes.answered(message);
+    else if (message.kind === 'flushed') flushes.handleAnswer(message);
     else report = message.text;
     changed();
   }
 
   function endMount(worker: Worker, { mount, unserved }: MessageOf<'ended'>): void {
     if (unserved === true) log.error('a data path cannot serve a mount', { pid: worker.info?.pid, mount });
-    if (unserved !== true || !upgrades.refused(worker)) remove(mount);
+    if (unserved !== true || !upgrades.handleRefusal(worker)) remove(mount);
   }
 
   function workerLost(worker: Worker, why: string): void {
     if (retired.has(worker)) return;
     log.warn('a data path is gone', { pid: worker.info?.pid, served: worker === workers.active, why });
     deaths.add();
-    if (worker === workers.active ? !worker.isReady : worker.info === undefined) backoff.failed();
+    if (worker === workers.active ? !worker.isReady : worker.info === undefined) backoff.recordFailure();
     if (worker === workers.standby) workers.standby = undefined;
     // Two data paths on the same mounts would destroy data: promote the next one only when this one is certainly gone.
     void worker.end().then(() => {
@@ -239,7 +239,7 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
   return {
     get state() {
       return {
-        doing: deaths.recent >= failing.deaths ? 'failing' : doing(held.mounts.size, workers.active),
+        doing: deaths.recent >= failingThreshold.deaths ? 'failing' : activityOf(held.mounts.size, workers.active),
         ...summaries(workers),
         report,
         takeovers,
@@ -258,7 +258,7 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
       reconcile();
     },
     remove,
-    flush: async (id, ms, signal) => (held.mounts.has(id) ? await flushes.ask(id, ms, signal) : 0),
+    flush: async (id, ms, signal) => (held.mounts.has(id) ? await flushes.flush(id, ms, signal) : 0),
     upgrade: upgrades.upgrade,
     move: (to) => {
       const { active } = workers;
@@ -284,10 +284,10 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
     },
     end: async (signal) => {
       stopTimers();
-      const all = [workers.active, workers.standby].filter((worker) => worker !== undefined);
-      for (const worker of all) retired.add(worker);
+      const workersToEnd = [workers.active, workers.standby].filter((worker) => worker !== undefined);
+      for (const worker of workersToEnd) retired.add(worker);
       if (workers.active !== undefined) await stopWorker(workers.active, clock, log, signal);
-      await Promise.all(all.map((worker) => worker.end()));
+      await Promise.all(workersToEnd.map((worker) => worker.end()));
     },
   };
 }

@@ -15,12 +15,12 @@ const calls = lazyBindings({
 const solSocket = 1;
 const soPeerCred = 17;
 const soPeerPidfd = 77;
-const number = { pidfdSendSignal: 424, pidfdOpen: 434 } as const;
+const syscallNumber = { pidfdSendSignal: 424, pidfdOpen: 434 } as const;
 const sigkill = 9;
-const nothing = 0;
+const noSignal = 0;
 const anyChild = -1;
-const dontWait = 1;
-const readable = 1;
+const waitNoHang = 1;
+const pollIn = 1;
 
 export interface Peer {
   /** The pid in this process's namespace; 0 if its pid namespace is not visible from here. */
@@ -42,7 +42,7 @@ export const isTrusted = ({ uid }: Peer): boolean => uid === 0 || uid === proces
 
 /** A pidfd. It refers to this process even if its pid is reused. */
 export const openPidfd = (pid: number): number =>
-  checkResult('pidfd_open', calls().system(number.pidfdOpen, pid, 0, 0, 0));
+  checkResult('pidfd_open', calls().system(syscallNumber.pidfdOpen, pid, 0, 0, 0));
 
 /**
  * A pidfd of the peer, in any namespace. Undefined: its pid namespace is not visible from here, and the kernel (before
@@ -59,20 +59,20 @@ export function openPeerPidfd(fd: number): number | undefined {
 
 /** False: it is alive, and belongs to another user or to a pid namespace that is not below this one. */
 export const canKill = (pidfd: number): boolean =>
-  Number(calls().system(number.pidfdSendSignal, pidfd, nothing, 0, 0)) === 0 || hasEnded(pidfd);
+  Number(calls().system(syscallNumber.pidfdSendSignal, pidfd, noSignal, 0, 0)) === 0 || hasEnded(pidfd);
 
 /** Idempotent: succeeds if the process has ended. */
 export function killProcess(pidfd: number): void {
-  const sent = Number(calls().system(number.pidfdSendSignal, pidfd, sigkill, 0, 0));
+  const sent = Number(calls().system(syscallNumber.pidfdSendSignal, pidfd, sigkill, 0, 0));
   if (sent < 0 && !hasEnded(pidfd)) throw new SystemError('pidfd_send_signal', libc().koffi.errno());
 }
 
 /** True when all threads are gone and all descriptors closed. */
 export function hasEnded(pidfd: number): boolean {
-  const which = Buffer.alloc(8);
-  which.writeInt32LE(pidfd, 0);
-  which.writeInt16LE(readable, 4);
-  return checkResult('poll', calls().poll(which, 1, 0)) > 0;
+  const pollFd = Buffer.alloc(8);
+  pollFd.writeInt32LE(pidfd, 0);
+  pollFd.writeInt16LE(pollIn, 4);
+  return checkResult('poll', calls().poll(pollFd, 1, 0)) > 0;
 }
 
 /**
@@ -82,7 +82,7 @@ export function hasEnded(pidfd: number): boolean {
 export function hasChildren(): boolean {
   const status = Buffer.alloc(4);
   let found: number;
-  do found = Number(calls().wait(anyChild, status, dontWait));
+  do found = Number(calls().wait(anyChild, status, waitNoHang));
   while (found > 0);
   return found === 0;
 }
@@ -102,16 +102,16 @@ const socketsWithThreads = new Set<number>();
  * Dispose before closing the descriptor.
  */
 export function shutDownAtExit(fd: number): Disposable {
-  if (socketsWithThreads.size === 0) process.on('exit', endWaits);
+  if (socketsWithThreads.size === 0) process.on('exit', shutDownSockets);
   socketsWithThreads.add(fd);
   return {
     [Symbol.dispose]: () => {
       socketsWithThreads.delete(fd);
-      if (socketsWithThreads.size === 0) process.off('exit', endWaits);
+      if (socketsWithThreads.size === 0) process.off('exit', shutDownSockets);
     },
   };
 }
 
-function endWaits(): void {
+function shutDownSockets(): void {
   for (const fd of socketsWithThreads) shutDown(fd);
 }

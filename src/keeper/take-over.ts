@@ -33,7 +33,7 @@ interface TakeOverPorts {
 export function takeOver(
   { connection, end, temporaryPath, self }: Predecessor,
   { log, takeCharge, waitForDataPath, refused, outOfReach }: TakeOverPorts,
-): { readonly isOver: boolean; offered(transferred: TransferredDataPath): void } {
+): { readonly isOver: boolean; handleTransfer(transferred: TransferredDataPath): void } {
   const collector = createCollector();
   let pending: { readonly held: HeldDescriptors; readonly transferred: TransferredDataPath | undefined } | undefined;
   let isOver = false;
@@ -43,8 +43,8 @@ export function takeOver(
     if (held !== undefined) propose({ held, transferred: undefined });
   }
 
-  function propose(what: NonNullable<typeof pending>): void {
-    pending = what;
+  function propose(proposal: NonNullable<typeof pending>): void {
+    pending = proposal;
     connection.send({ kind: 'taking' });
   }
 
@@ -53,7 +53,7 @@ export function takeOver(
       await transferred?.serving.child.end();
       return takeCharge(held, true, undefined);
     }
-    transferred.welcome();
+    transferred.accept();
     takeCharge(held, true, transferred.serving);
   }
 
@@ -62,16 +62,16 @@ export function takeOver(
     isOver = true;
     if (message.kind === 'yours' && pending !== undefined) return void accept(pending);
     log.warn('the previous keeper does not hand over', { why: message.kind === 'failed' ? message.text : '' });
-    returnPending();
+    releasePending();
     refused();
   }
 
-  function returnPending(): void {
+  function releasePending(): void {
     if (pending?.transferred !== undefined) pending.transferred.refuse('not handed over');
     else pending?.held[Symbol.dispose]();
   }
 
-  async function predecessorGone(why: string): Promise<void> {
+  async function handleDisconnect(why: string): Promise<void> {
     collector[Symbol.dispose]();
     if (isOver) return;
     isOver = true;
@@ -79,7 +79,7 @@ export function takeOver(
     // It may be alive, and only one keeper may be in charge.
     if (!(await end())) {
       log.error('the previous keeper is alive and cannot be killed from here: restart its container');
-      returnPending();
+      releasePending();
       outOfReach();
     } else if (pending === undefined) waitForDataPath();
     else await accept(pending);
@@ -89,7 +89,7 @@ export function takeOver(
     accepts: ['everything', 'add', 'holding', 'yours', 'failed'],
     message: (message, descriptors) =>
       message.kind === 'yours' || message.kind === 'failed' ? handleDecision(message) : collect(message, descriptors),
-    closed: (why) => void predecessorGone(why),
+    closed: (why) => void handleDisconnect(why),
   });
   connection.send({ kind: 'hello', role: 'keeper', ...self });
   connection.send({ kind: 'handover', path: temporaryPath });
@@ -98,7 +98,7 @@ export function takeOver(
     get isOver() {
       return isOver;
     },
-    offered: (transferred) => {
+    handleTransfer: (transferred) => {
       if (pending === undefined) propose({ held: transferred.held, transferred });
       else transferred.refuse('occupied');
     },

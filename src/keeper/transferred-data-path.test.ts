@@ -13,37 +13,37 @@ const clock = systemClock();
 
 describe.skipIf(needs('linux'))('a data path transferred from another keeper', () => {
   /** It has two mounts and has transferred them. */
-  async function arrived() {
-    const [here, there] = socketPair();
-    const [connection, its] = [createConnection(here, clock), createConnection(there, clock)];
+  async function transferTwoMounts() {
+    const [ownEnd, peerEnd] = socketPair();
+    const [connection, peer] = [createConnection(ownEnd, clock), createConnection(peerEnd, clock)];
     const arrivals: TransferredDataPath[] = [];
-    const told: Message[] = [];
+    const receivedMessages: Message[] = [];
     const child = { connection, end: async () => undefined, isDying: () => false, forget: () => undefined };
     receiveTransfer({ child, info: { pid: 1, version: 'test' }, clock, offered: (one) => arrivals.push(one) });
-    its.handle({
+    peer.handle({
       accepts: ['remove', 'welcome'],
-      message: (message) => void told.push(message),
-      closed: (why) => void told.push({ kind: 'report', text: why }),
+      message: (message) => void receivedMessages.push(message),
+      closed: (why) => void receivedMessages.push({ kind: 'report', text: why }),
     });
     using held = createHeldDescriptors(createMemory('test', 4096));
     for (const id of ['a', 'b']) held.addMount({ id, spec: {}, fd: createMemory('test', 4096) });
-    sendHeldDescriptors(its, held, 'everything');
+    sendHeldDescriptors(peer, held, 'everything');
     const [transferred] = await eventually(
       () => arrivals,
       (all) => all.length === 1,
     );
     if (transferred === undefined) throw new Error('it has not come');
     onTestFinished(() => {
-      for (const each of [connection, its]) each.close();
+      for (const each of [connection, peer]) each.close();
       transferred.held[Symbol.dispose]();
     });
-    return { transferred, its, told };
+    return { transferred, its: peer, told: receivedMessages };
   }
 
   test.each([{ unserved: false }, { unserved: true }])(
     'reports an ended mount before any keeper is in charge: $unserved',
     async ({ unserved }) => {
-      const { transferred, its, told } = await arrived();
+      const { transferred, its, told } = await transferTwoMounts();
       its.send({ kind: 'ended', mount: 'a', unserved });
       await eventually(
         () => told,
@@ -54,7 +54,7 @@ describe.skipIf(needs('linux'))('a data path transferred from another keeper', (
       expect(transferred.isLost).toBe(false);
       // The previous keeper may have told it to remove the mount, too.
       its.send({ kind: 'ended', mount: 'a', unserved });
-      transferred.welcome();
+      transferred.accept();
       its.send({ kind: 'ended', mount: 'b', unserved });
       await eventually(
         () => told,

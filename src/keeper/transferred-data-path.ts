@@ -10,7 +10,7 @@ export interface TransferredDataPath {
   readonly serving: { readonly child: ProcessHandle; readonly info: ProcessInfo };
   /** The data path is gone again. Its descriptors are still held here. */
   readonly isLost: boolean;
-  welcome(): void;
+  accept(): void;
   /** The data path keeps serving and retries, here or at another keeper. */
   refuse(reason: string): void;
 }
@@ -36,7 +36,7 @@ export function receiveTransfer({ child, info, clock, offered }: TransferOptions
   function handleMessage(message: MessageOf<(typeof accepts)[number]>, descriptors: number[]): void {
     if (message.kind === 'ready' || message.kind === 'report') return;
     if (held !== undefined && message.kind === 'ended') endMount(held, message.mount);
-    else if (held !== undefined) update(held, message, descriptors);
+    else if (held !== undefined) applyChange(held, message, descriptors);
     else if (message.kind === 'letGo' || message.kind === 'ended')
       throw new ProtocolError(`a message (${message.kind}) came before the transfer was complete`);
     else {
@@ -49,24 +49,24 @@ export function receiveTransfer({ child, info, clock, offered }: TransferOptions
    * The data path reports this to every keeper, also the previous one. Either may be in charge, so each tells it to
    * remove the mount.
    */
-  function endMount(whole: HeldDescriptors, mount: string): void {
-    if (whole.dropMount(mount)) connection.send({ kind: 'remove', mount });
+  function endMount(complete: HeldDescriptors, mount: string): void {
+    if (complete.dropMount(mount)) connection.send({ kind: 'remove', mount });
   }
 
-  function offer(whole: HeldDescriptors): void {
+  function offer(complete: HeldDescriptors): void {
     transferTimer[Symbol.dispose]();
     offered({
-      held: whole,
+      held: complete,
       serving: { child, info },
       get isLost() {
         return isLost;
       },
-      welcome: () => connection.send({ kind: 'welcome' }),
+      accept: () => connection.send({ kind: 'welcome' }),
       refuse: (reason) => {
         connection.send({ kind: 'refused', reason });
         connection.close();
         child.forget();
-        whole[Symbol.dispose]();
+        complete[Symbol.dispose]();
       },
     });
   }
@@ -83,7 +83,7 @@ export function receiveTransfer({ child, info, clock, offered }: TransferOptions
   });
 }
 
-function update(held: HeldDescriptors, message: MessageOf<(typeof accepts)[number]>, descriptors: number[]): void {
+function applyChange(held: HeldDescriptors, message: MessageOf<(typeof accepts)[number]>, descriptors: number[]): void {
   if (message.kind === 'holding') holdSockets(held, message, descriptors);
   else if (message.kind === 'letGo') held.dropSocket(message.socket);
   else throw new ProtocolError(`a message (${message.kind}) came after a complete transfer`);

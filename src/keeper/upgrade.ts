@@ -2,7 +2,7 @@ import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import type { HeldDescriptors } from './held-descriptors.ts';
 import { KeeperError, outOfReach } from './protocol.ts';
-import { within } from './within.ts';
+import { withTimeout } from './with-timeout.ts';
 import type { Worker } from './worker.ts';
 
 /** A keeper's data paths, and the program to start next. */
@@ -25,23 +25,23 @@ interface UpgradePorts {
   readonly isOver: () => boolean;
 }
 
-const startMs = 30_000;
-const stopMs = 2_000;
-const endMs = 10_000;
+const startTimeoutMs = 30_000;
+const stopTimeoutMs = 2_000;
+const killTimeoutMs = 10_000;
 
 /** Replaces the program under live mounts: loads the new one first, then stops the old one. */
 export function createUpgrades({ workers, held, clock, log, launch, reconcile, retire, isOver }: UpgradePorts): {
   upgrade(program: string, signal: AbortSignal): Promise<void>;
   /** The worker cannot serve all mounts. True: it was on trial; it is ended, and the previous program serves again. */
-  refused(worker: Worker): boolean;
+  handleRefusal(worker: Worker): boolean;
 } {
   let isUpgrading = false;
-  let trial: { readonly candidate: Worker; readonly before: string; isRefused: boolean } | undefined;
+  let trial: { readonly candidate: Worker; readonly previousProgram: string; isRefused: boolean } | undefined;
 
-  async function loaded(program: string, signal: AbortSignal): Promise<Worker> {
+  async function loadProgram(program: string, signal: AbortSignal): Promise<Worker> {
     const candidate = launch(program);
     const greeted = candidate?.greeted ?? Promise.resolve(false);
-    const hasStarted = await within(greeted, startMs, clock, signal).catch(() => false);
+    const hasStarted = await withTimeout(greeted, startTimeoutMs, clock, signal).catch(() => false);
     if (candidate !== undefined && hasStarted && !isOver()) return candidate;
     if (candidate !== undefined) void retire(candidate);
     if (hasStarted) throw new KeeperError('moving', 'the keeper is being replaced');
@@ -54,31 +54,31 @@ export function createUpgrades({ workers, held, clock, log, launch, reconcile, r
   }
 
   async function replace(program: string, signal: AbortSignal): Promise<void> {
-    const candidate = await loaded(program, signal);
-    const before = workers.program;
+    const candidate = await loadProgram(program, signal);
+    const previousProgram = workers.program;
     const { active } = workers;
     retireStandby();
     [workers.program, workers.standby] = [program, candidate];
-    const own = { candidate, before, isRefused: false };
-    trial = own;
+    const currentTrial = { candidate, previousProgram, isRefused: false };
+    trial = currentTrial;
     reconcile();
-    if (active !== undefined) await stopped(active, signal);
+    if (active !== undefined) await stopUnlessUnreachable(active, signal);
     if (held.mounts.size === 0) return;
-    if (await within(candidate.ready, startMs, clock, signal)) return;
-    workers.program = before;
+    if (await withTimeout(candidate.ready, startTimeoutMs, clock, signal)) return;
+    workers.program = previousProgram;
     if (workers.standby?.program === program) retireStandby();
     reconcile();
-    const why = own.isRefused ? 'cannot serve all mounts' : 'took over and died';
+    const why = currentTrial.isRefused ? 'cannot serve all mounts' : 'took over and died';
     throw new KeeperError('not-ready', `the new program ${why}; the previous program serves again`);
   }
 
   /**
    * For a data path that cannot be killed, do not wait as long: the new program serves whenever the old one has ended.
    */
-  async function stopped(active: Worker, signal: AbortSignal): Promise<void> {
+  async function stopUnlessUnreachable(active: Worker, signal: AbortSignal): Promise<void> {
     const stopping = stopWorker(active, clock, log, signal);
     if (!active.isOutOfReach()) return await stopping;
-    await within(stopping, stopMs + endMs, clock, signal).catch((cause: unknown) => {
+    await withTimeout(stopping, stopTimeoutMs + killTimeoutMs, clock, signal).catch((cause: unknown) => {
       throw cause instanceof DeadlineExceeded ? outOfReach('the previous data path does not stop') : cause;
     });
   }
@@ -94,11 +94,11 @@ export function createUpgrades({ workers, held, clock, log, launch, reconcile, r
         trial = undefined;
       }
     },
-    refused: (worker) => {
+    handleRefusal: (worker) => {
       if (trial?.candidate !== worker || worker.isReady) return false;
       trial.isRefused = true;
       // Reset the program now, so that no other process of it gets everything.
-      workers.program = trial.before;
+      workers.program = trial.previousProgram;
       retireStandby();
       void worker.end();
       return true;
@@ -109,7 +109,7 @@ export function createUpgrades({ workers, held, clock, log, launch, reconcile, r
 /** Stops it between two requests if possible, else kills it; the journal has what it was doing. */
 export async function stopWorker(worker: Worker, clock: Clock, log: Log, signal: AbortSignal): Promise<void> {
   worker.connection.send({ kind: 'stop' });
-  if (await within(worker.stopped, stopMs, clock, signal).catch(() => false)) return;
+  if (await withTimeout(worker.stopped, stopTimeoutMs, clock, signal).catch(() => false)) return;
   log.warn('a data path did not stop in time: killing it', { pid: worker.info?.pid });
   await worker.end();
 }

@@ -21,25 +21,25 @@ export interface WatchdogEvents {
 }
 
 export function createWatchdog(journal: number, clock: Clock, { isDying, checked }: WatchdogEvents): Watchdog {
-  let beat = -1;
+  let lastBeat = -1;
   let missedBeats = 0;
-  let next: Disposable | undefined;
+  let timer: Disposable | undefined;
 
   function check(): void {
-    next = clock.after(intervalMs, check);
-    const now = heartbeatOf(journal);
-    missedBeats = now === beat ? missedBeats + 1 : 0;
-    beat = now;
+    timer = clock.after(intervalMs, check);
+    const currentBeat = heartbeatOf(journal);
+    missedBeats = currentBeat === lastBeat ? missedBeats + 1 : 0;
+    lastBeat = currentBeat;
     const hangs = missedBeats >= maxMissedBeats || (missedBeats > 0 && isDying());
     if (hangs) missedBeats = 0;
     checked(hangs);
   }
-  next = clock.after(intervalMs, check);
+  timer = clock.after(intervalMs, check);
 
   return {
     reset: () => {
       missedBeats = 0;
     },
-    [Symbol.dispose]: () => next?.[Symbol.dispose](),
+    [Symbol.dispose]: () => timer?.[Symbol.dispose](),
   };
 }

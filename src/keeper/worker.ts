@@ -54,7 +54,7 @@ export interface WorkerEvents {
 }
 
 const accepts = ['hello', 'ready', 'stopped', 'holding', 'letGo', 'ended', 'flushed', 'report'] as const;
-const helloMs = 30_000;
+const helloTimeoutMs = 30_000;
 
 interface WorkerOptions {
   readonly child: ProcessHandle;
@@ -67,11 +67,11 @@ interface WorkerOptions {
 
 export function createWorker({ child, program, clock, events, serving }: WorkerOptions): Worker {
   const { connection } = child;
-  const [greeted, ready, stopped] = [flagged(), flagged(), flagged()];
+  const [greeted, ready, stopped] = [createFlag(), createFlag(), createFlag()];
   let info = serving;
-  let ended: Promise<void> | undefined;
-  if (serving !== undefined) for (const each of [greeted, ready]) each.set(true);
-  const helloTimer = clock.after(helloMs, () => {
+  let exited: Promise<void> | undefined;
+  if (serving !== undefined) for (const flag of [greeted, ready]) flag.set(true);
+  const helloTimer = clock.after(helloTimeoutMs, () => {
     if (info === undefined) void worker.end();
   });
 
@@ -109,13 +109,13 @@ export function createWorker({ child, program, clock, events, serving }: WorkerO
       return ready.isSet;
     },
     get isEnding() {
-      return ended !== undefined;
+      return exited !== undefined;
     },
     isDying: child.isDying,
     isOutOfReach: () => child.isOutOfReach?.() === true,
     end: () => {
-      ended ??= child.end().finally(() => connection.close());
-      return ended;
+      exited ??= child.end().finally(() => connection.close());
+      return exited;
     },
   };
   connection.handle({
@@ -123,14 +123,14 @@ export function createWorker({ child, program, clock, events, serving }: WorkerO
     message: handleMessage,
     closed: (why) => {
       helloTimer[Symbol.dispose]();
-      for (const each of [greeted, ready, stopped]) each.set(false);
+      for (const flag of [greeted, ready, stopped]) flag.set(false);
       events.lost(worker, why);
     },
   });
   return worker;
 }
 
-function flagged(): { readonly promise: Promise<boolean>; readonly isSet: boolean; set(value: boolean): void } {
+function createFlag(): { readonly promise: Promise<boolean>; readonly isSet: boolean; set(value: boolean): void } {
   const { promise, resolve } = Promise.withResolvers<boolean>();
   let isSet = false;
   return {

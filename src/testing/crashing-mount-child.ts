@@ -62,29 +62,29 @@ const operations: Partial<Operations> = {
     await pause();
     // The data are written, but the caller has not received the answer yet.
     if (process.argv.includes('dies-behind')) {
-      requests.behind(place);
+      requests.markBehind(place);
       process.kill(process.pid, 'SIGKILL');
     }
     return writeSync(data, bytes, 0, bytes.length, offset);
   },
 };
 
-const left = requests.unfinished();
+const left = requests.restoreUnfinished();
 await serveMount({
   fd: fuse,
   mount: 0,
   requests,
   operations,
   initOptions: defaultInitOptions,
-  paused: new Set(),
-  left,
+  pausedMounts: new Set(),
+  unfinished: left,
   clock,
-  poisonRequests: createPoisonRequests(clock, requests.suspect),
-  onBehind: ({ place, offset, data: bytes }) => {
+  poisonRequests: createPoisonRequests(clock, requests.setSuspect),
+  onAnsweredWrite: ({ place, offset, data: bytes }) => {
     writeSync(data, bytes, 0, bytes.length, offset);
     requests.free(place);
   },
-  onAgreed: () => undefined,
+  onInit: () => undefined,
   onFault: (operation, cause) => {
     process.stderr.write(`${operation}: ${String(cause)}\n`);
     if (!process.argv.includes('dies-reading')) process.exit(4);

@@ -1,6 +1,6 @@
 import { mkdirSync } from 'node:fs';
 import { systemClock } from '#base/clock.ts';
-import { createBudget, maxUnwritten } from '#datapath/budget.ts';
+import { createBudget, maxUnwrittenBytes } from '#datapath/budget.ts';
 import { type FileSystemOptions, openFileSystem } from '#datapath/file-system.ts';
 import { fuseInitOptions } from '#datapath/fuse-init-options.ts';
 import type { UncommittedWrites } from '#datapath/writes.ts';
@@ -30,17 +30,17 @@ export async function mountNfs(
   const nodes = createMemoryNodes(root);
   const proofs = createMemoryProofs();
   let mount: FuseMount | undefined;
-  const { operations, behind } = openFileSystem({
+  const { operations, uncommitted: behind } = openFileSystem({
     nfs,
     nodes,
     proofs,
     clock,
     options: { identity: asCaller, ...options },
     notify: (bytes) => mount?.device.write(bytes),
-    notifyApart: async (bytes) => await mount?.device.writeInThread(bytes),
-    behind: {
+    notifyFromThread: async (bytes) => await mount?.device.writeInThread(bytes),
+    writeBehind: {
       journal: { keep: (place) => mount?.keep(place), free: (place) => mount?.free(place) },
-      budget: createBudget(maxUnwritten),
+      budget: createBudget(maxUnwrittenBytes),
       ready: () => undefined,
     },
   });

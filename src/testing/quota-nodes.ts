@@ -57,7 +57,7 @@ export function startQuotaNode(
     throw cause;
   };
   return {
-    quota: createQuota({ ...parts, ledger, recount, kept, failed }),
+    quota: createQuota({ ...parts, ledger, recount, storedGrowth: kept, failed }),
     recount,
     kept,
     die: () => alive.abort(),

@@ -2,7 +2,7 @@ import type { IncomingMessage, ServerResponse } from 'node:http';
 import { text } from 'node:stream/consumers';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import type { Launched } from '#keeper/launch.ts';
+import type { LaunchedProcess } from '#keeper/launch.ts';
 import { type ScriptedEngine, startScriptedEngine } from '#testbed/scripted-engine.ts';
 import { createDockerClient } from '#wire/docker/client.ts';
 import {
@@ -65,7 +65,7 @@ async function startEngine(options: {
 const { signal } = new AbortController();
 const command = { words: ['node', 'keeper.mjs'], env: { LC_ALL: 'C' } } as const;
 
-async function launch(own: OwnContainer, overrides: Partial<KeeperContainer> = {}): Promise<[Launched, string[]]> {
+async function launch(own: OwnContainer, overrides: Partial<KeeperContainer> = {}): Promise<[LaunchedProcess, string[]]> {
   const messages: string[] = [];
   const container: KeeperContainer = {
     own,

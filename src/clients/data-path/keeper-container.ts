@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto';
 import { join } from 'node:path';
 import { namespacePath } from '#base/linux/network.ts';
-import type { Launch, Launched } from '#keeper/launch.ts';
+import type { Launch, LaunchedProcess } from '#keeper/launch.ts';
 import type { DockerClient } from '#wire/docker/client.ts';
 import type { ContainerSpec } from '#wire/docker/containers.ts';
 import { DockerError } from '#wire/docker/errors.ts';
@@ -83,7 +83,7 @@ const isRefused = (cause: unknown): boolean => cause instanceof DockerError && c
 
 type KeeperSpec = ReturnType<typeof specOf>;
 
-async function createAndStart(engine: DockerClient, spec: KeeperSpec, signal: AbortSignal): Promise<Launched> {
+async function createAndStart(engine: DockerClient, spec: KeeperSpec, signal: AbortSignal): Promise<LaunchedProcess> {
   const { [containerLabels.keeper]: keeper } = spec.labels;
   // The name must differ from that of its predecessor, which may still exist.
   const name = `stowage-keeper-${keeper}-${randomBytes(3).toString('hex')}`;

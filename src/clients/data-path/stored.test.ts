@@ -3,8 +3,8 @@ import { expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import type { NfsConnection } from '#core/model.ts';
-import { readSpec } from '#datapath/mount-spec.ts';
-import { keeperSocket } from '#keeper/processes.ts';
+import { readMountSpec } from '#datapath/mount-spec.ts';
+import { keeperSocketFd } from '#keeper/processes.ts';
 import { createKeeperStarter, defaultKeeperName } from './keeper-starter.ts';
 import { keeperName } from './keepers.ts';
 import { mountSpecOf } from './nfs-mount-spec.ts';
@@ -76,7 +76,7 @@ test('a data path reads mount specs that 0.1 wrote', () => {
     cacheMs: 1000,
     locks: 'node',
   };
-  expect(lines.map((line) => readSpec(JSON.parse(line)))).toEqual([
+  expect(lines.map((line) => readMountSpec(JSON.parse(line)))).toEqual([
     { ...common, version: 1, squash: 'root', checks: 'kernel' },
     {
       ...common,
@@ -105,5 +105,5 @@ test('keepers that 0.1 started are found at the same sockets', () => {
   );
   expect(kinds.map(keeperName)).toEqual(['host', 'host-low', 'net-c47d6202', 'net-c47d6202-low']);
   expect(defaultKeeperName).toBe('host');
-  expect(keeperSocket).toBe(3);
+  expect(keeperSocketFd).toBe(3);
 });

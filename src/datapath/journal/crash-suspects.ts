@@ -1,19 +1,19 @@
-import { head, line, lineWord as word } from './layout.ts';
+import { head, line, lineWord } from './layout.ts';
 import type { JournalMemory } from './memory.ts';
 
 /** Records which requests may have crashed data paths. */
 export interface CrashSuspects {
   /** This process has received a request to stop: no request in flight caused its exit. */
-  stopping(): void;
-  /** If this process crashes now, the request at this place is the cause. Undefined: any may be. */
-  suspect(place: number | undefined): void;
+  markStopping(): void;
+  /** If this process crashes now, the request at this place is the cause. Undefined: any request may be the cause. */
+  setSuspect(place: number | undefined): void;
 }
 
 /**
- * Data paths die for other reasons, too. A request that was there more often is retried alone and blamed for what
- * happens then.
+ * Data paths also die for other reasons. A request that was present at more crashes than this is retried alone and is
+ * blamed for the next crash.
  */
-export const maxByChance = 3;
+export const maxCoincidentalCrashes = 3;
 
 export interface PredecessorSuspects extends CrashSuspects {
   /**
@@ -21,7 +21,7 @@ export interface PredecessorSuspects extends CrashSuspects {
    */
   count(place: number): number;
   /** Call when all requests are counted. */
-  counted(): void;
+  finishCounting(): void;
 }
 
 export function createCrashSuspects({ words }: JournalMemory): PredecessorSuspects {
@@ -30,19 +30,19 @@ export function createCrashSuspects({ words }: JournalMemory): PredecessorSuspec
   function isToBlame(place: number, crashCount: number): boolean {
     if (words[head.stopping / 4] !== 0) return false;
     const suspect = words[head.suspect / 4] ?? 0;
-    return suspect === 0 ? crashCount < maxByChance : suspect === place + 1;
+    return suspect === 0 ? crashCount < maxCoincidentalCrashes : suspect === place + 1;
   }
 
   return {
-    stopping: () => store(head.stopping, 1),
-    suspect: (place) => store(head.suspect, place === undefined ? 0 : place + 1),
+    markStopping: () => store(head.stopping, 1),
+    setSuspect: (place) => store(head.suspect, place === undefined ? 0 : place + 1),
     count: (place) => {
-      const before = words[word(place, line.crashCount)] ?? 0;
+      const before = words[lineWord(place, line.crashCount)] ?? 0;
       const crashCount = isToBlame(place, before) ? before + 1 : before;
-      words[word(place, line.crashCount)] = crashCount;
+      words[lineWord(place, line.crashCount)] = crashCount;
       return crashCount;
     },
-    counted: () => {
+    finishCounting: () => {
       store(head.stopping, 0);
       store(head.suspect, 0);
     },

@@ -6,7 +6,7 @@ import { firstId } from './node-records.ts';
 export interface FoundNodes {
   /** Descending, so that low ids are handed out first. */
   readonly free: readonly number[];
-  readonly hiddenNameOwner: readonly number[];
+  readonly hiddenNames: readonly number[];
   /** By owner: node and hash, alternating. 0: unknown. */
   readonly owned: ReadonlyMap<number, readonly number[]>;
 }
@@ -19,19 +19,19 @@ export function findNodes(memory: JournalMemory): FoundNodes {
   for (let chunk = memory.chunks.length - 1; chunk >= 0; chunk--) {
     const { buffer, byteOffset } = memory.chunks[chunk] as DataView;
     const words = new Uint32Array(buffer, byteOffset, chunkSize / 4);
-    let at = words.length;
-    for (let id = firstId + (chunk + 1) * recordsPerChunk - 1; at > 0; id--) {
-      at -= record.size / 4;
-      const owner = words[at] as number;
+    let offset = words.length;
+    for (let id = firstId + (chunk + 1) * recordsPerChunk - 1; offset > 0; id--) {
+      offset -= record.size / 4;
+      const owner = words[offset] as number;
       if (owner === 0) free.push(id);
       else if (owner === hiddenNameOwner) hiddenNames.push(id);
       else {
         const ids = owned.get(owner) ?? [];
         if (ids.length === 0) owned.set(owner, ids);
-        const isHashed = words[at + record.hashed / 4] === words[at + record.generation / 4];
-        ids.push(id, isHashed ? (words[at + record.hash / 4] as number) : 0);
+        const isHashed = words[offset + record.hashed / 4] === words[offset + record.generation / 4];
+        ids.push(id, isHashed ? (words[offset + record.hash / 4] as number) : 0);
       }
     }
   }
-  return { free, hiddenNameOwner: hiddenNames, owned };
+  return { free, hiddenNames, owned };
 }

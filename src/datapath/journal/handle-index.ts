@@ -24,24 +24,24 @@ export function createHandleIndex(
   isKeyOf: (key: Uint8Array, value: number) => boolean,
   hashOfValue: (value: number) => number,
   /** Initial capacity without growing. */
-  room = 0,
+  capacity = 0,
 ): HandleIndex {
-  let table = new Int32Array(2 ** Math.max(10, Math.ceil(Math.log2(2 * room + 2))));
-  let used = 0;
+  let table = new Int32Array(2 ** Math.max(10, Math.ceil(Math.log2(2 * capacity + 2))));
+  let usedSlots = 0;
   let size = 0;
 
   function insert(hash: number, value: number): void {
     const mask = table.length - 1;
     let at = hash & mask;
     while ((table[at] as number) > 0) at = (at + 1) & mask;
-    if (table[at] === 0) used++;
+    if (table[at] === 0) usedSlots++;
     table[at] = value;
   }
 
   function grow(): void {
     const before = table;
     table = new Int32Array(size * 4 > before.length ? before.length * 2 : before.length);
-    used = 0;
+    usedSlots = 0;
     for (const value of before) if (value > 0) insert(hashOfValue(value), value);
   }
 
@@ -55,7 +55,7 @@ export function createHandleIndex(
       }
     },
     add: (hash, value) => {
-      if (used * 2 >= table.length) grow();
+      if (usedSlots * 2 >= table.length) grow();
       insert(hash, value);
       size++;
     },

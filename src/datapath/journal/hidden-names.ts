@@ -6,31 +6,31 @@ import type { NodeRecords } from './node-records.ts';
 export interface HiddenNames {
   /** Returns the record's id. */
   put(file: number, hidden: HiddenName): number;
-  at(id: number): HiddenName;
-  isPointedTo(id: number): boolean;
+  get(id: number): HiddenName;
+  isReferenced(id: number): boolean;
 }
 
-export function createHiddenNames(records: NodeRecords, take: () => number): HiddenNames {
-  const { isThere, get, set, own, view, handleOf, putHandle } = records;
+export function createHiddenNames(records: NodeRecords, takeRecord: () => number): HiddenNames {
+  const { hasRecord, get, set, setOwner, view, handleOf, putHandle } = records;
   return {
     put: (file, { directory, name }) => {
       if (Buffer.byteLength(name) > maxNameLength) throw new RangeError('the hidden name is too long');
-      const id = take();
+      const id = takeRecord();
       putHandle(id, directory);
       // The file it belongs to is stored in the field that holds the opens of a node.
       set(id, record.opens, file);
-      const written = view(id, record.name + 4, maxNameLength).write(name);
-      set(id, record.name, written);
-      own(id, hiddenNameOwner);
+      const nameLength = view(id, record.name + 4, maxNameLength).write(name);
+      set(id, record.name, nameLength);
+      setOwner(id, hiddenNameOwner);
       return id;
     },
-    at: (id) => ({
+    get: (id) => ({
       directory: Buffer.from(handleOf(id)),
       name: view(id, record.name + 4, get(id, record.name)).toString(),
     }),
-    isPointedTo: (id) => {
+    isReferenced: (id) => {
       const file = get(id, record.opens);
-      return isThere(file) && get(file, record.owner) !== 0 && get(file, record.hidden) === id;
+      return hasRecord(file) && get(file, record.owner) !== 0 && get(file, record.hidden) === id;
     },
   };
 }

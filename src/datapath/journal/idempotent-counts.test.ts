@@ -12,56 +12,56 @@ const root = handle('root');
 interface Process {
   readonly requests: Requests;
   readonly table: NodeTable;
-  readonly nodes: ReturnType<NodeTable['of']>;
+  readonly nodes: ReturnType<NodeTable['openMount']>;
   /** Reads a request. */
-  take(): number;
+  readRequest(): number;
 }
 
 /** Memory that outlives processes, and processes that use it. */
-function journal(): { next(): Process; open(): ReturnType<typeof openJournal> } {
+function createSharedJournal(): { startProcess(): Process; open(): ReturnType<typeof openJournal> } {
   const fd = createJournal(4);
-  const opened: Disposable[] = [];
+  const memories: Disposable[] = [];
   onTestFinished(() => {
-    for (const one of opened) one[Symbol.dispose]();
+    for (const one of memories) one[Symbol.dispose]();
     closeSync(fd);
   });
   const open = (): ReturnType<typeof openJournal> => {
     const memory = openJournal(fd);
-    opened.push(memory);
+    memories.push(memory);
     return memory;
   };
   let unique = 0;
   return {
     open,
-    next: () => {
+    startProcess: () => {
       const memory = open();
       const [requests, table] = [createRequests(memory), createNodeTable(memory)];
-      requests.unfinished();
+      requests.restoreUnfinished();
       const armed = requests.arm(0) ?? expect.fail();
-      const take = (): number => {
+      const readRequest = (): number => {
         armed.view.setUint32(0, 80, true);
         armed.view.setUint32(8, ++unique, true);
         return (requests.take(0, armed, 80) ?? expect.fail()).place;
       };
-      return { requests, table, nodes: table.of(0, root), take };
+      return { requests, table, nodes: table.openMount(0, root), readRequest };
     },
   };
 }
 
 /** As if killed before recording the count. */
-function beganOnly({ words }: JournalMemory, step: number, node: number): void {
+function markUnfinished({ words }: JournalMemory, step: number, node: number): void {
   expect(words[step]).toBe(node | 0x2000_0000);
   words[step] = node | 0x4000_0000;
 }
 
 describe('a resent request does not count again', () => {
   test('for a lookup', () => {
-    const { next } = journal();
+    const { startProcess: next } = createSharedJournal();
     const first = next();
-    const place = first.take();
+    const place = first.readRequest();
     const { id } = first.nodes.addLookup(handle('a'), place);
     // Another request, already answered.
-    const other = first.take();
+    const other = first.readRequest();
     first.nodes.addLookup(handle('a'), other);
     first.requests.free(other);
 
@@ -69,7 +69,7 @@ describe('a resent request does not count again', () => {
     expect(second.nodes.addLookup(handle('a'), place).id).toBe(id);
     second.requests.free(place);
     // The same place, for another request.
-    expect(second.take()).toBe(place);
+    expect(second.readRequest()).toBe(place);
     second.nodes.addLookup(handle('a'), place);
     second.nodes.forget(id, 2);
     expect(second.nodes.get(id)).toBeDefined();
@@ -78,9 +78,9 @@ describe('a resent request does not count again', () => {
   });
 
   test('except for a lookup whose name now means another node: both are counted', () => {
-    const { next } = journal();
+    const { startProcess: next } = createSharedJournal();
     const first = next();
-    const place = first.take();
+    const place = first.readRequest();
     const one = first.nodes.addLookup(handle('a'), place).id;
     const second = next();
     const other = second.nodes.addLookup(handle('b'), place).id;
@@ -88,41 +88,41 @@ describe('a resent request does not count again', () => {
   });
 
   test('for a lookup that was undone', () => {
-    const { next } = journal();
+    const { startProcess: next } = createSharedJournal();
     const first = next();
-    const place = first.take();
+    const place = first.readRequest();
     const { id } = first.nodes.addLookup(handle('a'), place);
     first.nodes.removeLookup(id, place);
     expect(first.nodes.get(id)).toBeUndefined();
-    const again = next().nodes.addLookup(handle('a'), place).id;
+    const newId = next().nodes.addLookup(handle('a'), place).id;
     const third = next();
-    third.nodes.forget(again, 1);
+    third.nodes.forget(newId, 1);
     expect(third.table.size).toBe(0);
   });
 
   test('for open and close', () => {
-    const { next } = journal();
+    const { startProcess: next } = createSharedJournal();
     const first = next();
     const { id } = first.nodes.addLookup(handle('a'));
-    const [one, other, close] = [first.take(), first.take(), first.take()];
-    first.nodes.opened(id, one);
-    first.nodes.opened(id, other);
+    const [one, other, close] = [first.readRequest(), first.readRequest(), first.readRequest()];
+    first.nodes.addOpen(id, one);
+    first.nodes.addOpen(id, other);
 
     const second = next();
-    second.nodes.opened(id, one);
-    second.nodes.opened(id, other);
+    second.nodes.addOpen(id, one);
+    second.nodes.addOpen(id, other);
     expect(second.nodes.get(id)?.opens).toBe(2);
-    second.nodes.closed(id, close);
+    second.nodes.removeOpen(id, close);
 
     const third = next();
-    third.nodes.closed(id, close);
+    third.nodes.removeOpen(id, close);
     expect(third.nodes.get(id)?.opens).toBe(1);
   });
 
   test('for a listing that contains some nodes twice', () => {
-    const { next } = journal();
+    const { startProcess: next } = createSharedJournal();
     const first = next();
-    const place = first.take();
+    const place = first.readRequest();
     const names = ['a', 'b', 'b', 'c'];
     const list = ({ nodes }: Process) => names.map((name) => nodes.addListed(handle(name), place).id);
     const ids = list(first);
@@ -133,7 +133,7 @@ describe('a resent request does not count again', () => {
     expect(list(second).slice(0, 3)).toEqual(ids.slice(0, 3));
     second.requests.free(place);
     // Another listing, independent of the first one's counts.
-    expect(second.take()).toBe(place);
+    expect(second.readRequest()).toBe(place);
     const [one = 0, two = 0, , three = 0] = list(second);
     second.nodes.forget(one, 1);
     second.nodes.forget(two, 3);
@@ -144,59 +144,61 @@ describe('a resent request does not count again', () => {
   });
 
   test('for a listing longer than its line has room for', () => {
-    const { next } = journal();
+    const { startProcess: next } = createSharedJournal();
     const first = next();
-    const place = first.take();
+    const place = first.readRequest();
     const names = Array.from({ length: maxListed + 10 }, (_, i) => `file-${i}`);
     for (const name of names) first.nodes.addListed(handle(name), place);
     const second = next();
     for (const name of names) second.nodes.addListed(handle(name), place);
-    const left = names.filter((name) => {
+    const remaining = names.filter((name) => {
       const { id } = second.nodes.find(handle(name)) ?? expect.fail();
       second.nodes.forget(id, 1);
       return second.nodes.get(id) !== undefined;
     });
     // Too high, never too low.
-    expect(left).toHaveLength(10);
+    expect(remaining).toHaveLength(10);
   });
 
   test('when killed in the middle of a step: the step is completed', () => {
-    const { next, open } = journal();
-    const place = next().take();
-    const killed = (): never => {
+    const { startProcess: next, open } = createSharedJournal();
+    const place = next().readRequest();
+    const throwKilled = (): never => {
       throw new Error('killed');
     };
-    const about = { place, what: 'opened', node: 7 } as const;
-    expect(() => createIdempotentCounts(open()).once({ ...about, becomes: 3 }, killed)).toThrow('killed');
+    const step = { place, field: 'opened', node: 7 } as const;
+    expect(() => createIdempotentCounts(open()).applyOnce({ ...step, newCount: 3 }, throwKilled)).toThrow('killed');
     const counts: number[] = [];
     // Whether it was counted cannot be seen.
-    createIdempotentCounts(open()).end(({ node, what, becomes }) => void counts.push(node, becomes, what.length));
-    createIdempotentCounts(open()).once({ ...about, becomes: 4 }, (count) => void counts.push(count));
+    createIdempotentCounts(open()).completeInterrupted(
+      ({ node, field: what, newCount: becomes }) => void counts.push(node, becomes, what.length),
+    );
+    createIdempotentCounts(open()).applyOnce({ ...step, newCount: 4 }, (count) => void counts.push(count));
     expect(counts).toEqual([7, 3, 'opened'.length]);
   });
 
   test('when killed in the middle of a step: counts made before the resend are kept', () => {
-    const { next, open } = journal();
+    const { startProcess: next, open } = createSharedJournal();
     const first = next();
     const { id } = first.nodes.addLookup(handle('a'));
-    const place = first.take();
-    first.nodes.opened(id, place);
-    beganOnly(open(), lineWord(place, line.opened), id);
+    const place = first.readRequest();
+    first.nodes.addOpen(id, place);
+    markUnfinished(open(), lineWord(place, line.opened), id);
     const second = next();
-    second.nodes.opened(id, second.take());
-    second.nodes.opened(id, place);
+    second.nodes.addOpen(id, second.readRequest());
+    second.nodes.addOpen(id, place);
     expect(second.nodes.get(id)?.opens).toBe(2);
   });
 
   test('when killed while creating a node: the node exists and counts once', () => {
-    const { next, open } = journal();
+    const { startProcess: next, open } = createSharedJournal();
     const first = next();
-    const place = first.take();
+    const place = first.readRequest();
     const { id } = first.nodes.addLookup(handle('a'), place);
     // The state a moment earlier.
     const memory = open();
     memory.chunks[0]?.setUint32((id - 2) * record.size + record.owner, 0, true);
-    beganOnly(memory, lineWord(place, line.looked), id);
+    markUnfinished(memory, lineWord(place, line.looked), id);
     const second = next();
     const other = second.nodes.addLookup(handle('b')).id;
     expect(second.nodes.addLookup(handle('a'), place).id).toBe(id);

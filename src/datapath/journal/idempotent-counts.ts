@@ -1,4 +1,4 @@
-import { line, lines, linesAt, maxListed } from './layout.ts';
+import { line, lineCount, linesAt, maxListed } from './layout.ts';
 import type { JournalMemory } from './memory.ts';
 
 /**
@@ -8,95 +8,101 @@ import type { JournalMemory } from './memory.ts';
  */
 export interface IdempotentCounts {
   /** Without a place: for a request that is never resent. */
-  once(step: CountStep, put: (count: number) => void): void;
+  applyOnce(step: CountStep, put: (count: number) => void): void;
   /** Completes an interrupted step. Call it first: later the count may differ. */
-  end(put: (step: InterruptedStep) => void): void;
+  completeInterrupted(put: (step: InterruptedStep) => void): void;
   /** Whether the same listing counted the node before a crash; true once per count. */
-  wasListed(place: number, node: number): boolean;
+  takeListed(place: number, node: number): boolean;
   /**
    * Records that a listing counted the node. A crash before this leaves the count too high, which costs memory only.
    */
-  listed(place: number, node: number): void;
+  recordListed(place: number, node: number): void;
   /** The kernel will not learn of the node after all. Call before decrementing. */
   takeBack(place: number, node: number): void;
 }
 
 export interface CountStep {
   readonly place: number | undefined;
-  readonly what: 'looked' | 'opened';
+  readonly field: 'looked' | 'opened';
   readonly node: number;
   /** The new count. */
-  readonly becomes: number;
+  readonly newCount: number;
 }
 
 export interface InterruptedStep extends Omit<CountStep, 'place'> {
   readonly mount: number;
 }
 
-const began = 0x4000_0000;
-const ended = 0x2000_0000;
+const beganFlag = 0x4000_0000;
+const endedFlag = 0x2000_0000;
 /** In a listing: a removed node. */
-const nobody = -1;
+const removedNode = -1;
 
 export function createIdempotentCounts({ words }: JournalMemory): IdempotentCounts {
-  const at = (place: number, field: number): number => (linesAt + place * line.size + field) / 4;
+  const wordAt = (place: number, field: number): number => (linesAt + place * line.size + field) / 4;
   const store = (index: number, value: number): void => void Atomics.store(words, index, value);
-  const lengthOf = (place: number): number => words[at(place, line.listed)] ?? 0;
-  const listOf = (place: number): Int32Array => words.subarray(at(place, line.list)).subarray(0, lengthOf(place));
+  const lengthOf = (place: number): number => words[wordAt(place, line.listed)] ?? 0;
+  const listedNodes = (place: number): Int32Array =>
+    words.subarray(wordAt(place, line.list)).subarray(0, lengthOf(place));
   /** Counts of a predecessor's listings that the resent listings have not reached yet. */
-  const left = new Map<number, number[]>();
-  for (let place = 0; place < lines; place++)
-    if (words[at(place, line.mount)] !== 0 && lengthOf(place) > 0) left.set(place, [...listOf(place)]);
+  const unclaimed = new Map<number, number[]>();
+  for (let place = 0; place < lineCount; place++)
+    if (words[wordAt(place, line.mount)] !== 0 && lengthOf(place) > 0) unclaimed.set(place, [...listedNodes(place)]);
 
-  function endOne(place: number, mount: number, what: CountStep['what'], put: (step: InterruptedStep) => void): void {
-    const step = at(place, line[what]);
+  function completeStep(
+    place: number,
+    mount: number,
+    what: CountStep['field'],
+    put: (step: InterruptedStep) => void,
+  ): void {
+    const step = wordAt(place, line[what]);
     const known = words[step] ?? 0;
-    if ((known & began) === 0) return;
-    const node = known & ~began;
-    put({ mount, what, node, becomes: words[step + 1] ?? 0 });
-    store(step, node | ended);
+    if ((known & beganFlag) === 0) return;
+    const node = known & ~beganFlag;
+    put({ mount, field: what, node, newCount: words[step + 1] ?? 0 });
+    store(step, node | endedFlag);
   }
 
   return {
-    once: ({ place, what, node, becomes }, put) => {
+    applyOnce: ({ place, field: what, node, newCount }, put) => {
       if (place === undefined) {
-        put(becomes);
+        put(newCount);
         return;
       }
-      const step = at(place, line[what]);
+      const step = wordAt(place, line[what]);
       const known = words[step];
-      if (known === (node | ended)) return;
-      words[step + 1] = becomes;
-      store(step, node | began);
-      put(becomes);
-      store(step, node | ended);
+      if (known === (node | endedFlag)) return;
+      words[step + 1] = newCount;
+      store(step, node | beganFlag);
+      put(newCount);
+      store(step, node | endedFlag);
     },
-    end: (put) => {
-      for (let place = 0; place < lines; place++) {
-        const mount = (words[at(place, line.mount)] ?? 0) - 1;
-        if (mount >= 0) for (const what of ['looked', 'opened'] as const) endOne(place, mount, what, put);
+    completeInterrupted: (put) => {
+      for (let place = 0; place < lineCount; place++) {
+        const mount = (words[wordAt(place, line.mount)] ?? 0) - 1;
+        if (mount >= 0) for (const what of ['looked', 'opened'] as const) completeStep(place, mount, what, put);
       }
     },
-    wasListed: (place, node) => {
+    takeListed: (place, node) => {
       // The line now belongs to another request.
-      if (lengthOf(place) === 0) left.delete(place);
-      const known = left.get(place);
+      if (lengthOf(place) === 0) unclaimed.delete(place);
+      const known = unclaimed.get(place);
       const found = known?.indexOf(node) ?? -1;
       if (found >= 0) known?.splice(found, 1);
       return found >= 0;
     },
-    listed: (place, node) => {
+    recordListed: (place, node) => {
       const length = lengthOf(place);
       if (length >= maxListed) return;
-      words[at(place, line.list) + length] = node;
-      store(at(place, line.listed), length + 1);
+      words[wordAt(place, line.list) + length] = node;
+      store(wordAt(place, line.listed), length + 1);
     },
     takeBack: (place, node) => {
-      const step = at(place, line.looked);
-      if (((words[step] ?? 0) & ~(began | ended)) === node) store(step, 0);
-      const found = listOf(place).lastIndexOf(node);
+      const step = wordAt(place, line.looked);
+      if (((words[step] ?? 0) & ~(beganFlag | endedFlag)) === node) store(step, 0);
+      const found = listedNodes(place).lastIndexOf(node);
       // Do not move another node here: a crash in between would list it twice and count it too low.
-      if (found >= 0) store(at(place, line.list) + found, nobody);
+      if (found >= 0) store(wordAt(place, line.list) + found, removedNode);
     },
   };
 }

@@ -8,37 +8,37 @@ import { createRequests, type Requests } from './requests.ts';
 
 /*
  * A process can be killed between any two stores. This test kills it at each: the n-th store throws, nothing more is
- * done, and the next process must find everything. Stores that no process reads yet (plain ones, to an unused line) are
+ * done, and the next process required find everything. Stores that no process reads yet (plain ones, to an unused line) are
  * skipped.
  */
 
-class Killed extends Error {}
+class KilledError extends Error {}
 
 /** Returns whether the work had enough stores to be killed. What the kernel writes (`putRequest`) is separate. */
-function isKilled(after: number, work: () => void): boolean {
+function runUntilStore(storeCount: number, work: () => void): boolean {
   let stores = 0;
-  const stored = (): void => {
-    if (stores++ === after) throw new Killed();
+  const countStore = (): void => {
+    if (stores++ === storeCount) throw new KilledError();
   };
   const { store } = Atomics;
   const { setUint32, setFloat64 } = DataView.prototype;
   Atomics.store = ((...args: Parameters<typeof store>) => {
-    stored();
+    countStore();
     return store(...args);
   }) as typeof store;
   DataView.prototype.setUint32 = function (...args) {
-    stored();
+    countStore();
     setUint32.apply(this, args);
   };
   DataView.prototype.setFloat64 = function (...args) {
-    stored();
+    countStore();
     setFloat64.apply(this, args);
   };
   try {
     work();
     return false;
   } catch (cause) {
-    if (!(cause instanceof Killed)) throw cause;
+    if (!(cause instanceof KilledError)) throw cause;
     return true;
   } finally {
     Atomics.store = store;
@@ -47,111 +47,117 @@ function isKilled(after: number, work: () => void): boolean {
 }
 
 /** Runs once per store of the work, and once without a kill. */
-function atEachStore(most: number, once: (after: number) => boolean): void {
-  let after = 0;
-  while (once(after)) expect(++after).toBeLessThan(most);
-  expect(after).toBeGreaterThan(0);
+function killAtEachStore(maxStores: number, run: (after: number) => boolean): void {
+  let storeIndex = 0;
+  while (run(storeIndex)) expect(++storeIndex).toBeLessThan(maxStores);
+  expect(storeIndex).toBeGreaterThan(0);
 }
 
 const slots = 4;
-const long = 100_000;
+const longBytes = 100_000;
 
 /** Successive processes on the same memory. */
-function journal(): Disposable & { next(): JournalMemory } {
+function createSharedJournal(): Disposable & { open(): JournalMemory } {
   const fd = createJournal(slots);
   const opened = new DisposableStack();
   opened.defer(() => closeSync(fd));
   // Untouched pages need no memory here.
   const next = (): JournalMemory => ({ ...opened.use(openJournal(fd)), populate: () => undefined });
-  return { next, [Symbol.dispose]: () => opened.dispose() };
+  return { open: next, [Symbol.dispose]: () => opened.dispose() };
 }
 
 describe('requests in the journal', () => {
-  /** By id: requests that a successor must find, and those that it may find. */
-  interface Read {
-    readonly must: Map<number, { readonly mount: number; readonly length: number }>;
-    readonly may: Set<number>;
+  /** By id: requests that a successor required find, and those that it may find. */
+  interface ExpectedRequests {
+    readonly required: Map<number, { readonly mount: number; readonly length: number }>;
+    readonly allowed: Set<number>;
   }
 
-  const read = (requests: Requests, { must }: Read, mount: number, unique: number, length: number): number => {
+  const readRequest = (
+    requests: Requests,
+    { required }: ExpectedRequests,
+    mount: number,
+    unique: number,
+    length: number,
+  ): number => {
     const slot = requests.arm(mount) ?? expect.fail();
     putRequest(slot, unique, length);
-    must.set(unique, { mount, length });
+    required.set(unique, { mount, length });
     return (requests.take(mount, slot, length) ?? expect.fail()).place;
   };
 
-  function work(requests: Requests, all: Read): void {
-    const going = (uniques: readonly number[], go: () => void): void => {
+  function runRequests(requests: Requests, expected: ExpectedRequests): void {
+    const whileOptional = (uniques: readonly number[], action: () => void): void => {
       for (const unique of uniques) {
-        all.must.delete(unique);
-        all.may.add(unique);
+        expected.required.delete(unique);
+        expected.allowed.add(unique);
       }
-      go();
-      for (const unique of uniques) all.may.delete(unique);
+      action();
+      for (const unique of uniques) expected.allowed.delete(unique);
     };
-    const first = read(requests, all, 1, 2, long);
-    const [short, middle] = [read(requests, all, 2, 4, 50), read(requests, all, 1, 6, 5000)];
-    requests.behind(first);
-    const second = read(requests, all, 2, 8, long);
-    going([2], () => requests.free(first));
-    read(requests, all, 3, 10, long);
-    going([4], () => requests.free(short));
-    going([6], () => requests.free(middle));
-    read(requests, all, 1, 12, 70_000);
-    read(requests, all, 1, 14, long);
-    going([12, 14], () => requests.freeAll(1));
-    going([8], () => requests.free(second));
-    read(requests, all, 2, 16, 50);
+    const first = readRequest(requests, expected, 1, 2, longBytes);
+    const [short, middle] = [readRequest(requests, expected, 2, 4, 50), readRequest(requests, expected, 1, 6, 5000)];
+    requests.markBehind(first);
+    const second = readRequest(requests, expected, 2, 8, longBytes);
+    whileOptional([2], () => requests.free(first));
+    readRequest(requests, expected, 3, 10, longBytes);
+    whileOptional([4], () => requests.free(short));
+    whileOptional([6], () => requests.free(middle));
+    readRequest(requests, expected, 1, 12, 70_000);
+    readRequest(requests, expected, 1, 14, longBytes);
+    whileOptional([12, 14], () => requests.freeAll(1));
+    whileOptional([8], () => requests.free(second));
+    readRequest(requests, expected, 2, 16, 50);
   }
 
   const unique = ({ view }: Message): number => view.getUint32(8, true);
   const isWhole = (message: Message): boolean =>
     message.buffer.subarray(16, message.end).equals(Buffer.alloc(message.end - 16, unique(message) & 0xff));
 
-  function check(found: ReturnType<Requests['unfinished']>, { must, may }: Read): void {
+  function checkFound(found: ReturnType<Requests['restoreUnfinished']>, { required, allowed }: ExpectedRequests): void {
     const numbers = found.map(({ message }) => unique(message));
     expect(new Set(numbers).size).toBe(numbers.length);
-    expect(numbers).toEqual(expect.arrayContaining([...must.keys()]));
+    expect(numbers).toEqual(expect.arrayContaining([...required.keys()]));
     for (const { mount, message } of found) {
-      const known = must.get(unique(message));
-      if (known === undefined) expect(may).toContain(unique(message));
+      const known = required.get(unique(message));
+      if (known === undefined) expect(allowed).toContain(unique(message));
       else expect({ mount, length: message.end }).toEqual(known);
       expect(isWhole(message)).toBe(true);
     }
   }
 
-  const filler = 9;
+  const fillerMount = 9;
 
   /** Takes all free memory. */
   function fill(requests: Requests): void {
     for (let number = 101; ; number += 2) {
-      const slot = requests.arm(filler);
+      const slot = requests.arm(fillerMount);
       if (slot === undefined) return;
-      putRequest(slot, number, long);
-      requests.take(filler, slot, long);
+      putRequest(slot, number, longBytes);
+      requests.take(fillerMount, slot, longBytes);
     }
   }
 
   test('exist exactly once wherever a process and its successor are killed', () => {
-    atEachStore(500, (after) => {
-      using kept = journal();
-      const all: Read = { must: new Map(), may: new Set() };
-      const before = createRequests(kept.next());
-      const isOver = !isKilled(after, () => work(before, all));
-      // All of them would take too long.
-      const between = createRequests(kept.next());
-      isKilled(after % 8, () => void between.unfinished());
-      const requests = createRequests(kept.next());
-      const left = requests.unfinished();
-      check(left, all);
+    killAtEachStore(500, (after) => {
+      using journal = createSharedJournal();
+      const expected: ExpectedRequests = { required: new Map(), allowed: new Set() };
+      const killedProcess = createRequests(journal.open());
+      const isOver = !runUntilStore(after, () => runRequests(killedProcess, expected));
+      // Not at each store of the successor: that would take too long.
+      const killedSuccessor = createRequests(journal.open());
+      runUntilStore(after % 8, () => void killedSuccessor.restoreUnfinished());
+      const requests = createRequests(journal.open());
+      const unfinished = requests.restoreUnfinished();
+      checkFound(unfinished, expected);
       fill(requests);
-      // No one was given memory that holds one of them.
-      check(left, all);
-      const last = createRequests(kept.next());
-      const found = last.unfinished().filter(({ mount }) => mount !== filler);
-      check(found, all);
+      // No other request got memory that holds one of these.
+      checkFound(unfinished, expected);
+      const last = createRequests(journal.open());
+      const found = last.restoreUnfinished().filter(({ mount }) => mount !== fillerMount);
+      checkFound(found, expected);
       for (const { place } of found) last.free(place);
-      last.freeAll(filler);
+      last.freeAll(fillerMount);
       expect(last.held).toEqual({ lines: 0, slots: 0 });
       return !isOver;
     });
@@ -163,24 +169,26 @@ describe('nodes in the journal', () => {
 
   interface Process {
     readonly requests: Requests;
-    readonly nodes: ReturnType<ReturnType<typeof createNodeTable>['of']>;
+    readonly nodes: ReturnType<ReturnType<typeof createNodeTable>['openMount']>;
   }
 
-  function start(memory: JournalMemory): Process & { readonly left: readonly number[] } {
+  function start(memory: JournalMemory): Process & { readonly unfinished: readonly number[] } {
     const requests = createRequests(memory);
-    const left = requests.unfinished().map(({ place }) => place);
-    return { requests, nodes: createNodeTable(memory).of(0, handle('root')), left };
+    const unfinished = requests.restoreUnfinished().map(({ place }) => place);
+    return { requests, nodes: createNodeTable(memory).openMount(0, handle('root')), unfinished };
   }
 
   /** Successive requests: what each does whenever it is started. */
   const steps: readonly ((process: Process, place: number) => void)[] = [
     ({ nodes }, place) => void nodes.addLookup(handle('a'), place),
-    ({ nodes }, place) => nodes.opened(nodes.addLookup(handle('a'), place).id, place),
-    ({ nodes }, place) => nodes.opened(nodes.find(handle('a'))?.id ?? expect.fail(), place),
+    ({ nodes }, place) => nodes.addOpen(nodes.addLookup(handle('a'), place).id, place),
+    ({ nodes }, place) => nodes.addOpen(nodes.find(handle('a'))?.id ?? expect.fail(), place),
     ({ nodes }, place) => nodes.removeLookup(nodes.addLookup(handle('b'), place).id, place),
-    ({ nodes }, place) => nodes.closed(nodes.find(handle('a'))?.id ?? expect.fail(), place),
-    ({ nodes }) => nodes.hide(nodes.find(handle('a'))?.id ?? expect.fail(), { directory: handle('d'), name: 'one' }),
-    ({ nodes }) => nodes.hide(nodes.find(handle('a'))?.id ?? expect.fail(), { directory: handle('d'), name: 'two' }),
+    ({ nodes }, place) => nodes.removeOpen(nodes.find(handle('a'))?.id ?? expect.fail(), place),
+    ({ nodes }) =>
+      nodes.setHiddenName(nodes.find(handle('a'))?.id ?? expect.fail(), { directory: handle('d'), name: 'one' }),
+    ({ nodes }) =>
+      nodes.setHiddenName(nodes.find(handle('a'))?.id ?? expect.fail(), { directory: handle('d'), name: 'two' }),
     // The second file has two names.
     ({ nodes }, place) => {
       const { id } = nodes.addListed(handle('x'), place);
@@ -191,32 +199,32 @@ describe('nodes in the journal', () => {
   ];
 
   test('are counted once per request, and never too low, wherever a process is killed', () => {
-    atEachStore(500, (after) => {
-      using kept = journal();
+    killAtEachStore(500, (after) => {
+      using journal = createSharedJournal();
       const progress = { step: 0, read: -1 };
-      const go = (process: Process, place?: number): void => {
-        let again = place;
+      const runSteps = (process: Process, place?: number): void => {
+        let resentPlace = place;
         for (; progress.step < steps.length; progress.step++) {
-          const taken = again ?? takeOne(process, progress);
-          again = undefined;
-          steps[progress.step]?.(process, taken);
-          process.requests.free(taken);
+          const requestPlace = resentPlace ?? readRequest(process, progress);
+          resentPlace = undefined;
+          steps[progress.step]?.(process, requestPlace);
+          process.requests.free(requestPlace);
         }
       };
-      const first = start(kept.next());
-      const isOver = !isKilled(after, () => go(first));
-      const next = start(kept.next());
-      expect(next.left.length).toBeLessThan(2);
-      const isHidden = next.nodes.hidden(next.nodes.find(handle('a'))?.id ?? 0) !== undefined;
+      const first = start(journal.open());
+      const isOver = !runUntilStore(after, () => runSteps(first));
+      const next = start(journal.open());
+      expect(next.unfinished.length).toBeLessThan(2);
+      const isHidden = next.nodes.hiddenName(next.nodes.find(handle('a'))?.id ?? 0) !== undefined;
       expect(isHidden || progress.step < 6).toBe(true);
-      // Read and absent means that it was answered.
-      if (!isOver && next.left.length === 0 && progress.read === progress.step) progress.step++;
-      go(next, next.left[0]);
+      // A request that was read and is absent was answered.
+      if (!isOver && next.unfinished.length === 0 && progress.read === progress.step) progress.step++;
+      runSteps(next, next.unfinished[0]);
 
-      const last = start(kept.next());
+      const last = start(journal.open());
       const { id, opens } = last.nodes.find(handle('a')) ?? expect.fail();
       expect(opens).toBe(1);
-      expect(last.nodes.hidden(id)).toMatchObject({ name: 'two' });
+      expect(last.nodes.hiddenName(id)).toMatchObject({ name: 'two' });
       last.nodes.forget(id, 1);
       expect(last.nodes.get(id)).toBeDefined();
       last.nodes.forget(id, 1);
@@ -229,22 +237,22 @@ describe('nodes in the journal', () => {
   }, 120_000);
 
   test('are found by a resent request, even if the kernel has forgotten them in between', () => {
-    using kept = journal();
-    const first = start(kept.next());
-    const place = takeOne(first, { step: 0, read: -1 });
+    using journal = createSharedJournal();
+    const first = start(journal.open());
+    const place = readRequest(first, { step: 0, read: -1 });
     const { id } = first.nodes.addLookup(handle('a'), place);
     // Killed after the answer; the kernel forgets the node before the successor asks the server.
-    const next = start(kept.next());
-    expect(next.left).toEqual([place]);
+    const next = start(journal.open());
+    expect(next.unfinished).toEqual([place]);
     next.nodes.forget(id, 1);
     expect(next.nodes.get(id)).toBeUndefined();
     expect(next.nodes.addLookup(handle('b'), place).id).toBe(id);
     expect(next.nodes.get(id)?.handle).toEqual(handle('b'));
-    expect(start(kept.next()).nodes.find(handle('b'))?.id).toBe(id);
+    expect(start(journal.open()).nodes.find(handle('b'))?.id).toBe(id);
   });
 
   /** As the kernel does it: the request is there however far the process gets. */
-  function takeOne({ requests }: Process, progress: { readonly step: number; read: number }): number {
+  function readRequest({ requests }: Process, progress: { readonly step: number; read: number }): number {
     const slot = requests.arm(0) ?? expect.fail();
     putRequest(slot, 2 + 2 * progress.step, 60);
     progress.read = progress.step;

@@ -19,7 +19,7 @@ export const head = {
   chunks: 16,
   /** 1: the data path has received a request to stop. No request in flight caused its exit. */
   stopping: 20,
-  /** The line (plus one) of the only request to blame if the data path crashes now; 0: any may be. */
+  /** The line (plus one) of the only request to blame if the data path crashes now; 0: any request. */
   suspect: 24,
   size: pageSize,
 } as const;
@@ -79,7 +79,7 @@ export const maxReplyBytes = line.looked - line.reply;
 export const maxInlineBytes = line.size - line.request;
 export const maxListed = (line.size - line.list) / 4;
 /** Maximum number of unanswered requests. */
-export const lines = 4096;
+export const lineCount = 4096;
 
 export const phase = { empty: 0, taken: 1, sent: 2, behind: 3, done: 4 } as const;
 
@@ -94,11 +94,11 @@ export const cellCount = cells[0].count + cells[1].count;
  * One word per slot: 0 free, `inUse`: its request has a line, else the mount (plus one) whose next request is read into
  * it.
  */
-export const inUse = 0x4000_0000;
+export const slotInUse = 0x4000_0000;
 
 /**
- * Two per mount, whatever others hold: for a long request, and for one that has no line yet. A mount must leave these
- * free when it takes more.
+ * Two slots per mount, however many other mounts hold: one for a long request, one for a request without a line. A
+ * mount that takes more slots must leave these free.
  */
 export const reservedSlots = 2 * maxMounts;
 
@@ -114,20 +114,22 @@ export const record = {
   /** For a node: the hash of its handle. 0: unknown. */
   hash: 88,
   /**
-   * The generation of that hash. If it differs, a program without hashes created the node and something else lies
-   * there.
+   * The generation of that hash. If it differs, a program without hashes created the node, and the word is not a
+   * hash.
    */
   hashed: 92,
   /** For a hidden name. */
   name: 88,
-  /** For a node: the error that lost acknowledged data, until every open file has reported it. Lies behind all names. */
+  /**
+   * For a node: the error that lost acknowledged data, until every open file has reported it. Lies behind all names.
+   */
   lost: 124,
   size: 128,
 } as const;
 /** Owner of a record with a hidden name. */
 export const hiddenNameOwner = 0xffff_ffff;
 /** Flag on that error: it was reported at least once. */
-export const lossTold = 0x8000_0000;
+export const lossReportedFlag = 0x8000_0000;
 export const maxHandleBytes = record.name - record.handle;
 export const maxNameLength = record.lost - record.name - 4;
 export const chunkSize = 1024 * 1024;
@@ -135,12 +137,12 @@ export const recordsPerChunk = chunkSize / record.size;
 /** About six million nodes would take 800 MB: the kernel is asked to drop some long before. */
 export const maxChunks = 256;
 
-const upTo = (size: number): number => Math.ceil(size / pageSize) * pageSize;
+const pageAligned = (size: number): number => Math.ceil(size / pageSize) * pageSize;
 
 export const mountsAt = head.size;
-export const linesAt = mountsAt + upTo(maxMounts * mountRow.size);
-export const ownersAt = linesAt + lines * line.size;
-export const slotsAt = (slots: number): number => ownersAt + upTo(slots * 4);
+export const linesAt = mountsAt + pageAligned(maxMounts * mountRow.size);
+export const ownersAt = linesAt + lineCount * line.size;
+export const slotsAt = (slots: number): number => ownersAt + pageAligned(slots * 4);
 export const cellsAt = (slots: number): number => slotsAt(slots) + slots * slotSize;
 export const cellsSize = cells[0].size * cells[0].count + cells[1].size * cells[1].count;
 export const chunksAt = (slots: number): number => cellsAt(slots) + cellsSize;

@@ -15,7 +15,7 @@ import {
 } from './layout.ts';
 
 /** A piece of the journal, as a buffer and as a view of the same bytes. */
-export interface Piece {
+export interface MemoryPiece {
   readonly buffer: Buffer;
   readonly view: DataView;
 }
@@ -27,32 +27,32 @@ export interface JournalMemory extends Disposable {
   readonly words: Int32Array;
   readonly view: DataView;
   readonly bytes: Buffer;
-  slot(place: number): Piece;
+  slot(place: number): MemoryPiece;
   /** Numbered across all size classes. */
-  cell(place: number): Piece;
+  cell(place: number): MemoryPiece;
   /** Populates the memory of a slot, so that the kernel need not fault it in while copying a request. */
   populate(place: number): void;
   /** Returns the memory of `count` slots to the system. */
-  forget(place: number, count: number): void;
+  discard(place: number, count: number): void;
   readonly chunks: readonly DataView[];
   /** Adds a chunk for more nodes. Undefined: the limit is reached. */
   addChunk(): DataView | undefined;
 }
 
 /** Unused slots take no memory; most are never used. */
-const usualSlots = reservedSlots + 256;
+const defaultSlots = reservedSlots + 256;
 
 /** Slots per ArrayBuffer: V8 counts external memory and collects garbage for it, and most slots are never used. */
-const seenTogether = 64;
+const slotsPerBuffer = 64;
 
-export function createJournal(slots = usualSlots): number {
+export function createJournal(slots = defaultSlots): number {
   const fd = createMemory('stowage-journal', head.size);
   formatJournal(fd, slots);
   return fd;
 }
 
 /** Turns memory of any size, as created by the keeper, into a journal. An existing journal is left unchanged. */
-export function formatJournal(fd: number, slots = usualSlots): void {
+export function formatJournal(fd: number, slots = defaultSlots): void {
   if (isFormatted(fd)) return;
   growMemory(fd, chunksAt(slots));
   using mapped = mapMemory(fd, 0, head.size);
@@ -70,14 +70,14 @@ function isFormatted(fd: number): boolean {
 /** The memory stays mapped until the process exits or this is disposed. */
 export function openJournal(fd: number): JournalMemory {
   const slots = readHead(fd);
-  const front = mapMemory(fd, 0, slotsAt(slots));
-  const requests = mapMemory(fd, slotsAt(slots), slots * slotSize);
-  const moved = mapMemory(fd, cellsAt(slots), cellsSize);
-  const view = new DataView(front.bytes);
-  const words = new Int32Array(front.bytes);
+  const headMapping = mapMemory(fd, 0, slotsAt(slots));
+  const slotMapping = mapMemory(fd, slotsAt(slots), slots * slotSize);
+  const cellMapping = mapMemory(fd, cellsAt(slots), cellsSize);
+  const view = new DataView(headMapping.bytes);
+  const words = new Int32Array(headMapping.bytes);
   const chunks: DataView[] = [];
   const blocks: ArrayBuffer[] = [];
-  const mapped: MemoryMapping[] = [front, requests, moved];
+  const mapped: MemoryMapping[] = [headMapping, slotMapping, cellMapping];
   const addMapped = (): DataView => {
     const chunk = mapMemory(fd, chunksAt(slots) + chunks.length * chunkSize, chunkSize);
     mapped.push(chunk);
@@ -91,20 +91,20 @@ export function openJournal(fd: number): JournalMemory {
     words,
     view,
     chunks,
-    bytes: Buffer.from(front.bytes),
+    bytes: Buffer.from(headMapping.bytes),
     slot: (place) => {
-      const [block, within] = [Math.floor(place / seenTogether), place % seenTogether];
-      const count = Math.min(seenTogether, slots - block * seenTogether);
-      blocks[block] ??= requests.part(block * seenTogether * slotSize, count * slotSize);
+      const [block, within] = [Math.floor(place / slotsPerBuffer), place % slotsPerBuffer];
+      const count = Math.min(slotsPerBuffer, slots - block * slotsPerBuffer);
+      blocks[block] ??= slotMapping.part(block * slotsPerBuffer * slotSize, count * slotSize);
       return piece(blocks[block], within * slotSize, slotSize);
     },
     cell: (place) => {
       const [small, large] = cells;
-      if (place < small.count) return piece(moved.bytes, place * small.size, small.size);
-      return piece(moved.bytes, small.count * small.size + (place - small.count) * large.size, large.size);
+      if (place < small.count) return piece(cellMapping.bytes, place * small.size, small.size);
+      return piece(cellMapping.bytes, small.count * small.size + (place - small.count) * large.size, large.size);
     },
-    populate: (place) => requests.populate(place * slotSize, slotSize),
-    forget: (place, count) => requests.discard(place * slotSize, count * slotSize),
+    populate: (place) => slotMapping.populate(place * slotSize, slotSize),
+    discard: (place, count) => slotMapping.discard(place * slotSize, count * slotSize),
     addChunk: () => {
       if (chunks.length >= maxChunks) return undefined;
       growMemory(fd, chunksAt(slots) + (chunks.length + 1) * chunkSize);
@@ -118,7 +118,7 @@ export function openJournal(fd: number): JournalMemory {
   };
 }
 
-const piece = (bytes: ArrayBuffer, from: number, size: number): Piece => ({
+const piece = (bytes: ArrayBuffer, from: number, size: number): MemoryPiece => ({
   buffer: Buffer.from(bytes, from, size),
   view: new DataView(bytes, from, size),
 });

@@ -12,41 +12,43 @@ export interface MountRow {
   /** The export's root handle, once known. */
   readonly root: FileHandle | undefined;
   /** The result of FUSE_INIT, once negotiated. */
-  readonly agreement: InitResult | undefined;
+  readonly initResult: InitResult | undefined;
 }
 
 export interface MountRows {
   all(): readonly MountRow[];
   /** The mount's row, created if absent. */
-  of(id: string): MountRow;
+  getOrCreate(id: string): MountRow;
   setRoot(index: number, root: FileHandle): void;
-  setAgreement(index: number, agreement: InitResult): void;
-  growth(index: number): StoredGrowth;
+  setInitResult(index: number, initResult: InitResult): void;
+  storedGrowth(index: number): StoredGrowth;
   remove(index: number): void;
 }
 
 export function createMountRows({ words, view, bytes }: JournalMemory): MountRows {
-  const at = (index: number, field: number): number => mountsAt + index * mountRow.size + field;
-  const get = (index: number, field: number): number => view.getUint32(at(index, field), true);
-  const set = (index: number, field: number, value: number): void => view.setUint32(at(index, field), value, true);
-  const use = (index: number, used: number): void => void Atomics.store(words, at(index, mountRow.used) / 4, used);
+  const offsetOf = (index: number, field: number): number => mountsAt + index * mountRow.size + field;
+  const get = (index: number, field: number): number => view.getUint32(offsetOf(index, field), true);
+  const set = (index: number, field: number, value: number): void =>
+    view.setUint32(offsetOf(index, field), value, true);
+  const setUsed = (index: number, used: number): void =>
+    void Atomics.store(words, offsetOf(index, mountRow.used) / 4, used);
   const isUsed = (index: number): boolean => get(index, mountRow.used) !== 0;
-  const part = (index: number, field: number, lengthField: number): Buffer => {
-    const from = at(index, field);
+  const readBytes = (index: number, field: number, lengthField: number): Buffer => {
+    const from = offsetOf(index, field);
     return Buffer.from(bytes.subarray(from, from + get(index, lengthField)));
   };
 
   const rowAt = (index: number): MountRow => {
-    const root = part(index, mountRow.root, mountRow.rootLength);
+    const root = readBytes(index, mountRow.root, mountRow.rootLength);
     return {
       index,
-      id: part(index, mountRow.id, mountRow.idLength).toString(),
+      id: readBytes(index, mountRow.id, mountRow.idLength).toString(),
       root: root.length === 0 ? undefined : root,
-      agreement: agreementAt(index),
+      initResult: initResultAt(index),
     };
   };
 
-  function agreementAt(index: number): InitResult | undefined {
+  function initResultAt(index: number): InitResult | undefined {
     const minor = get(index, mountRow.minor);
     if (minor === 0) return undefined;
     const agreed = [get(index, mountRow.flags), get(index, mountRow.moreFlags)] as const;
@@ -55,10 +57,10 @@ export function createMountRows({ words, view, bytes }: JournalMemory): MountRow
   }
 
   const indexes: readonly number[] = Array.from({ length: maxMounts }, (_, index) => index);
-  const known = new Map(indexes.filter(isUsed).map((index) => [rowAt(index).id, index]));
+  const indexById = new Map(indexes.filter(isUsed).map((index) => [rowAt(index).id, index]));
 
-  const growth = (index: number): StoredGrowth => {
-    const [epochAt, growthAt] = [at(index, mountRow.epoch), at(index, mountRow.growth)];
+  const storedGrowth = (index: number): StoredGrowth => {
+    const [epochAt, growthAt] = [offsetOf(index, mountRow.epoch), offsetOf(index, mountRow.growth)];
     return {
       read: () => ({
         epoch: Number(view.getBigInt64(epochAt, true)),
@@ -79,27 +81,27 @@ export function createMountRows({ words, view, bytes }: JournalMemory): MountRow
     if (name.length > maxMountIdBytes) throw new RangeError(`a mount's id has at most ${maxMountIdBytes} bytes`);
     const index = indexes.find((one) => !isUsed(one));
     if (index === undefined) throw new RangeError(`at most ${maxMounts} mounts are possible`);
-    bytes.set(name, at(index, mountRow.id));
+    bytes.set(name, offsetOf(index, mountRow.id));
     set(index, mountRow.idLength, name.length);
     set(index, mountRow.rootLength, 0);
     set(index, mountRow.minor, 0);
-    growth(index).write(0, 0);
-    use(index, 1);
-    known.set(id, index);
+    storedGrowth(index).write(0, 0);
+    setUsed(index, 1);
+    indexById.set(id, index);
     return rowAt(index);
   }
 
   return {
     all: () => indexes.filter(isUsed).map(rowAt),
-    of: (id) => {
-      const index = known.get(id);
+    getOrCreate: (id) => {
+      const index = indexById.get(id);
       return index === undefined ? add(id) : rowAt(index);
     },
     setRoot: (index, root) => {
-      bytes.set(root, at(index, mountRow.root));
+      bytes.set(root, offsetOf(index, mountRow.root));
       set(index, mountRow.rootLength, root.length);
     },
-    setAgreement: (index, { minor, flags }) => {
+    setInitResult: (index, { minor, flags }) => {
       const word = (from: number): number =>
         flags
           .map((flag) => initFlag[flag] - from)
@@ -108,10 +110,10 @@ export function createMountRows({ words, view, bytes }: JournalMemory): MountRow
       set(index, mountRow.moreFlags, word(32));
       set(index, mountRow.minor, minor);
     },
-    growth,
+    storedGrowth,
     remove: (index) => {
-      known.delete(rowAt(index).id);
-      use(index, 0);
+      indexById.delete(rowAt(index).id);
+      setUsed(index, 0);
     },
   };
 }

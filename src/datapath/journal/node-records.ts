@@ -8,11 +8,11 @@ export const firstId = 2;
 
 /** Access to node records, field by field. */
 export interface NodeRecords {
-  isThere(id: number): boolean;
+  hasRecord(id: number): boolean;
   get(id: number, field: number): number;
   set(id: number, field: number, value: number): void;
   /** The last word written of a new record, and the first of a removed one. */
-  own(id: number, owner: number): void;
+  setOwner(id: number, owner: number): void;
   view(id: number, field: number, length: number): Buffer;
   handleOf(id: number): FileHandle;
   hashOfNode(id: number): number;
@@ -23,18 +23,19 @@ export interface NodeRecords {
 
 export function createNodeRecords(memory: JournalMemory): NodeRecords {
   const chunkOf = (id: number): DataView => memory.chunks[Math.floor((id - firstId) / recordsPerChunk)] as DataView;
-  const atOf = (id: number): number => ((id - firstId) % recordsPerChunk) * record.size;
-  const get = (id: number, field: number): number => chunkOf(id).getUint32(atOf(id) + field, true);
-  const set = (id: number, field: number, value: number): void => chunkOf(id).setUint32(atOf(id) + field, value, true);
-  const isThere = (id: number): boolean => id >= firstId && id < firstId + memory.chunks.length * recordsPerChunk;
-  const own = (id: number, owner: number): void => {
+  const offsetOf = (id: number): number => ((id - firstId) % recordsPerChunk) * record.size;
+  const get = (id: number, field: number): number => chunkOf(id).getUint32(offsetOf(id) + field, true);
+  const set = (id: number, field: number, value: number): void =>
+    chunkOf(id).setUint32(offsetOf(id) + field, value, true);
+  const hasRecord = (id: number): boolean => id >= firstId && id < firstId + memory.chunks.length * recordsPerChunk;
+  const setOwner = (id: number, owner: number): void => {
     const { buffer, byteOffset } = chunkOf(id);
-    Atomics.store(new Int32Array(buffer, byteOffset), (atOf(id) + record.owner) / 4, owner | 0);
+    Atomics.store(new Int32Array(buffer, byteOffset), (offsetOf(id) + record.owner) / 4, owner | 0);
   };
 
   const view = (id: number, field: number, length: number): Buffer => {
     const { buffer, byteOffset } = chunkOf(id);
-    return Buffer.from(buffer as ArrayBuffer, byteOffset + atOf(id) + field, length);
+    return Buffer.from(buffer as ArrayBuffer, byteOffset + offsetOf(id) + field, length);
   };
   const handleOf = (id: number): FileHandle => view(id, record.handle, get(id, record.handleLength));
 
@@ -60,5 +61,5 @@ export function createNodeRecords(memory: JournalMemory): NodeRecords {
     return hash;
   }
 
-  return { isThere, get, set, own, view, handleOf, hashOfNode, putHandle, putHash };
+  return { hasRecord, get, set, setOwner, view, handleOf, hashOfNode, putHandle, putHash };
 }

@@ -9,31 +9,31 @@ import { createIdempotentCounts } from './idempotent-counts.ts';
 import { record, recordsPerChunk } from './layout.ts';
 import { createLostData } from './lost-data.ts';
 import type { JournalMemory } from './memory.ts';
-import { createNodePressure, usualLimits } from './node-pressure.ts';
+import { createNodePressure, defaultLimits } from './node-pressure.ts';
 import { createNodeRecords, firstId } from './node-records.ts';
 
 /** The nodes of all mounts. A node's id is the position of its record, starting at 2; 1 is every mount's root. */
 export interface NodeTable {
   /** The nodes of one mount; its root is not in the table. */
-  of(mount: number, root: FileHandle): Nodes;
+  openMount(mount: number, root: FileHandle): Nodes;
   /** Removes everything of an unmounted mount. */
   drop(mount: number): void;
   readonly size: number;
 }
 
-const isSame = (one: Uint8Array, other: Uint8Array): boolean =>
+const isSameHandle = (one: Uint8Array, other: Uint8Array): boolean =>
   one.length === other.length && Buffer.compare(one, other) === 0;
 
-export function createNodeTable(memory: JournalMemory, limits = usualLimits): NodeTable {
+export function createNodeTable(memory: JournalMemory, limits = defaultLimits): NodeTable {
   const free: number[] = [];
   const indexes = new Map<number, HandleIndex>();
   /** By mount: marks its nodes as gone for calls still in flight. */
-  const endings = new Map<number, () => void>();
+  const markGone = new Map<number, () => void>();
   const counts = createIdempotentCounts(memory);
   const pressure = createNodePressure(limits, (mount) => indexOf(mount).size);
 
   const records = createNodeRecords(memory);
-  const { get, set, own, handleOf, hashOfNode, putHandle, putHash, isThere } = records;
+  const { get, set, setOwner, handleOf, hashOfNode, putHandle, putHash, hasRecord } = records;
   const hiddenNames = createHiddenNames(records, takeRecord);
 
   function takeRecord(): number {
@@ -46,14 +46,14 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
   }
 
   function release(id: number): void {
-    own(id, 0);
+    setOwner(id, 0);
     free.push(id);
   }
 
   const indexOf = (mount: number, room = 0): HandleIndex => {
     const known = indexes.get(mount);
     if (known !== undefined) return known;
-    const made = createHandleIndex((key, id) => isSame(handleOf(id), key), hashOfNode, room);
+    const made = createHandleIndex((key, id) => isSameHandle(handleOf(id), key), hashOfNode, room);
     indexes.set(mount, made);
     return made;
   };
@@ -64,10 +64,10 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
     for (const [owner, ids] of left.owned) {
       const index = indexOf(owner - 1, ids.length / 2);
       for (let i = 0; i < ids.length; i += 2) index.add(ids[i + 1] || hashOfNode(ids[i] as number), ids[i] as number);
-      pressure.grown(ids.length / 2);
+      pressure.add(ids.length / 2);
     }
-    // The file was closed or never referred to it.
-    for (const id of left.hiddenNameOwner) if (!hiddenNames.isPointedTo(id)) release(id);
+    // Free hidden names to which no file refers: the file was closed, or the process died before it set the reference.
+    for (const id of left.hiddenNames) if (!hiddenNames.isReferenced(id)) release(id);
   }
 
   function* everyId(): Generator<number> {
@@ -75,29 +75,29 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
   }
 
   function unhide(id: number): void {
-    const hidden = get(id, record.hidden);
-    if (hidden === 0) return;
+    const hiddenRecord = get(id, record.hidden);
+    if (hiddenRecord === 0) return;
     set(id, record.hidden, 0);
-    release(hidden);
+    release(hiddenRecord);
   }
 
   function remove(mount: number, id: number): void {
     indexOf(mount).remove(hashOfNode(id), id);
     unhide(id);
     release(id);
-    pressure.shrunk();
+    pressure.removeOne();
   }
 
-  function of(mount: number, root: FileHandle): Nodes {
+  function openMount(mount: number, root: FileHandle): Nodes {
     const index = indexOf(mount);
     const owner = mount + 1;
     let rootOpens = 0;
     let isGone = false;
-    endings.set(mount, () => {
+    markGone.set(mount, () => {
       isGone = true;
     });
     // After the mount is gone, its ids and journal places may belong to another mount.
-    const isOurs = (id: number): boolean => !isGone && isThere(id) && get(id, record.owner) === owner;
+    const isOurs = (id: number): boolean => !isGone && hasRecord(id) && get(id, record.owner) === owner;
     const node = (id: number): Node => ({
       id,
       generation: get(id, record.generation),
@@ -105,12 +105,13 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
       handle: Buffer.from(handleOf(id)),
       opens: get(id, record.opens),
     });
-    const rootOf = (): Node => ({ id: rootNode, generation: 0, handle: root, opens: rootOpens });
+    const currentRoot = (): Node => ({ id: rootNode, generation: 0, handle: root, opens: rootOpens });
     const countOpen = (id: number, by: number, place: number | undefined): void => {
       if (id === rootNode) rootOpens += by;
       else if (isOurs(id))
-        counts.once({ place, what: 'opened', node: id, becomes: Math.max(0, get(id, record.opens) + by) }, (count) =>
-          set(id, record.opens, count),
+        counts.applyOnce(
+          { place, field: 'opened', node: id, newCount: Math.max(0, get(id, record.opens) + by) },
+          (count) => set(id, record.opens, count),
         );
     };
 
@@ -125,11 +126,11 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
       set(id, record.opens, 0);
       set(id, record.hidden, 0);
       set(id, record.lost, 0);
-      counts.once({ place, what: 'looked', node: id, becomes: 1 }, () => own(id, owner));
-      // The request was answered before a crash and the kernel has forgotten the node since, so it counts as counted.
-      if (get(id, record.owner) !== owner) own(id, owner);
+      counts.applyOnce({ place, field: 'looked', node: id, newCount: 1 }, () => setOwner(id, owner));
+      // The request was answered before a crash and the kernel has forgotten the node since, so the step was skipped.
+      if (get(id, record.owner) !== owner) setOwner(id, owner);
       index.add(hash, id);
-      pressure.grown();
+      pressure.add();
       return id;
     }
 
@@ -137,7 +138,7 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
       const hash = hashOf(handle);
       const known = index.find(handle, hash);
       if (known === undefined) return createNode(handle, hash, place);
-      counts.once({ place, what: 'looked', node: known, becomes: get(known, record.lookups) + 1 }, (count) =>
+      counts.applyOnce({ place, field: 'looked', node: known, newCount: get(known, record.lookups) + 1 }, (count) =>
         set(known, record.lookups, count),
       );
       return known;
@@ -151,13 +152,13 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
     }
 
     return {
-      addLookup: (handle, place) => (isSame(handle, root) ? rootOf() : node(lookUp(handle, place))),
+      addLookup: (handle, place) => (isSameHandle(handle, root) ? currentRoot() : node(lookUp(handle, place))),
       addListed: (handle, place) => {
-        if (isSame(handle, root)) return rootOf();
+        if (isSameHandle(handle, root)) return currentRoot();
         const known = index.find(handle, hashOf(handle)) ?? 0;
-        if (counts.wasListed(place, known)) return node(known);
+        if (counts.takeListed(place, known)) return node(known);
         const id = lookUp(handle);
-        counts.listed(place, id);
+        counts.recordListed(place, id);
         return node(id);
       },
       removeLookup: (id, place) => {
@@ -166,52 +167,52 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
         forget(id, 1);
       },
       hasRoom: pressure.hasRoom,
-      onPressure: (give) => pressure.onPressure(mount, give),
-      get: (id) => (id === rootNode ? rootOf() : isOurs(id) ? node(id) : undefined),
+      onPressure: (shrink) => pressure.onPressure(mount, shrink),
+      get: (id) => (id === rootNode ? currentRoot() : isOurs(id) ? node(id) : undefined),
       find: (handle) => {
-        if (isSame(handle, root)) return rootOf();
+        if (isSameHandle(handle, root)) return currentRoot();
         const known = index.find(handle, hashOf(handle));
         return known === undefined ? undefined : node(known);
       },
       forget,
-      opened: (id, place) => countOpen(id, 1, place),
-      closed: (id, place) => countOpen(id, -1, place),
+      addOpen: (id, place) => countOpen(id, 1, place),
+      removeOpen: (id, place) => countOpen(id, -1, place),
       changeHandle: (id, handle) => {
         if (!isOurs(id)) return;
         index.remove(hashOfNode(id), id);
         putHandle(id, handle);
         index.add(hashOfNode(id), id);
       },
-      hide: (id, place) => {
+      setHiddenName: (id, place) => {
         if (!isOurs(id)) return;
         const before = get(id, record.hidden);
         set(id, record.hidden, place === undefined ? 0 : hiddenNames.put(id, place));
         // Freed last: after a crash in between, the hidden name would be unknown.
         if (before !== 0) release(before);
       },
-      hidden: (id) => {
+      hiddenName: (id) => {
         const at = isOurs(id) ? get(id, record.hidden) : 0;
-        return at === 0 ? undefined : hiddenNames.at(at);
+        return at === 0 ? undefined : hiddenNames.get(at);
       },
       ...createLostData(records, isOurs),
     };
   }
 
   /** Also for a node that was being created: only its owner was missing. */
-  counts.end(({ mount, what, node, becomes }) => {
-    if (!isThere(node) || ![0, mount + 1].includes(get(node, record.owner))) return;
-    if (what === 'looked') own(node, mount + 1);
+  counts.completeInterrupted(({ mount, field: what, node, newCount: becomes }) => {
+    if (!hasRecord(node) || ![0, mount + 1].includes(get(node, record.owner))) return;
+    if (what === 'looked') setOwner(node, mount + 1);
     set(node, what === 'looked' ? record.lookups : record.opens, becomes);
   });
   restore();
   return {
-    of,
+    openMount,
     drop: (mount) => {
       for (const id of everyId()) if (get(id, record.owner) === mount + 1) remove(mount, id);
       indexes.delete(mount);
-      pressure.drop(mount);
-      endings.get(mount)?.();
-      endings.delete(mount);
+      pressure.removeMount(mount);
+      markGone.get(mount)?.();
+      markGone.delete(mount);
     },
     get size() {
       return pressure.size;

@@ -1,5 +1,5 @@
 import type { Proof, Proofs } from '../ports.ts';
-import { lineAt as at, line, phase, lineWord as word } from './layout.ts';
+import { line, lineAt, lineWord, phase } from './layout.ts';
 import type { JournalMemory } from './memory.ts';
 
 export const noProof = 0;
@@ -8,17 +8,17 @@ const proofNumber = { made: 1, gone: 2, moved: 3 } as const;
 /** The proof of whether a request's call was executed, in the request's line. */
 export function createProofs({ words, view, bytes }: JournalMemory): Proofs {
   const handleOf = (place: number): Buffer => {
-    const from = at(place, line.handle);
-    return Buffer.from(bytes.subarray(from, from + view.getUint32(at(place, line.handleLength), true)));
+    const from = lineAt(place, line.handle);
+    return Buffer.from(bytes.subarray(from, from + view.getUint32(lineAt(place, line.handleLength), true)));
   };
 
   function find(place: number): Proof | undefined {
-    switch (words[word(place, line.proof)]) {
+    switch (words[lineWord(place, line.proof)]) {
       case proofNumber.made:
         return {
           kind: 'made',
-          seconds: view.getFloat64(at(place, line.seconds), true),
-          nanoseconds: view.getUint32(at(place, line.nanoseconds), true),
+          seconds: view.getFloat64(lineAt(place, line.seconds), true),
+          nanoseconds: view.getUint32(lineAt(place, line.nanoseconds), true),
         };
       case proofNumber.gone:
         return { kind: 'gone', handle: handleOf(place) };
@@ -31,15 +31,15 @@ export function createProofs({ words, view, bytes }: JournalMemory): Proofs {
 
   function write(place: number, proof: Proof): void {
     if (proof.kind === 'made') {
-      view.setFloat64(at(place, line.seconds), proof.seconds, true);
-      view.setUint32(at(place, line.nanoseconds), proof.nanoseconds, true);
+      view.setFloat64(lineAt(place, line.seconds), proof.seconds, true);
+      view.setUint32(lineAt(place, line.nanoseconds), proof.nanoseconds, true);
     } else {
-      bytes.set(proof.handle, at(place, line.handle));
-      view.setUint32(at(place, line.handleLength), proof.handle.length, true);
+      bytes.set(proof.handle, lineAt(place, line.handle));
+      view.setUint32(lineAt(place, line.handleLength), proof.handle.length, true);
     }
     // The process can be killed between any two stores: write the proof's fields before its kind.
-    Atomics.store(words, word(place, line.proof), proofNumber[proof.kind]);
-    Atomics.store(words, word(place, line.phase), phase.sent);
+    Atomics.store(words, lineWord(place, line.proof), proofNumber[proof.kind]);
+    Atomics.store(words, lineWord(place, line.phase), phase.sent);
   }
 
   return { find, write };

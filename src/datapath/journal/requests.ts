@@ -3,21 +3,21 @@ import type { Slot } from '#wire/fuse/device.ts';
 import type { Message } from '#wire/fuse/message.ts';
 import type { Proofs } from '../ports.ts';
 import { type CrashSuspects, createCrashSuspects } from './crash-suspects.ts';
-import { createShares, usualShare } from './fair-shares.ts';
+import { createShares, defaultShare } from './fair-shares.ts';
 import {
-  lineAt as at,
   cellCount,
   cells,
-  inUse,
   line,
-  lines,
+  lineAt,
+  lineCount,
+  lineWord,
   maxInlineBytes,
   maxReplyBytes,
   phase,
   reservedSlots,
-  lineWord as word,
+  slotInUse,
 } from './layout.ts';
-import type { JournalMemory, Piece } from './memory.ts';
+import type { JournalMemory, MemoryPiece } from './memory.ts';
 import { createProofs, noProof } from './proofs.ts';
 import { createSlots } from './slots.ts';
 
@@ -59,10 +59,10 @@ export interface Requests extends Proofs, CrashSuspects {
   /** The request in the slot is done and had no line. */
   empty(slot: Slot): void;
   /** The WRITE was answered; its data must stay until they are on the server's disk. */
-  behind(place: number): void;
+  markBehind(place: number): void;
   isBehind(place: number): boolean;
   /** The requester was interrupted. */
-  interrupted(place: number): void;
+  markInterrupted(place: number): void;
   /**
    * Stores the answer of a request whose call was sent: after a crash, the successor repeats the answer and not the
    * call.
@@ -75,9 +75,11 @@ export interface Requests extends Proofs, CrashSuspects {
   /**
    * Returns the predecessor's unfinished requests; none in a new journal. Call once. Frees slots that were only armed.
    */
-  unfinished(): readonly UnfinishedRequest[];
-  /** Call after `unfinished`: a request in the mount's slot that found no room and must still be taken. */
-  unplaced(mount: number): UnplacedRequest | undefined;
+  restoreUnfinished(): readonly UnfinishedRequest[];
+  /**
+   * Call after `restoreUnfinished`. Returns a request in the mount's slot that found no room and must still be taken.
+   */
+  findUnplaced(mount: number): UnplacedRequest | undefined;
   /** Lines and slots in use. */
   readonly held: { readonly lines: number; readonly slots: number };
 }
@@ -94,13 +96,13 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
   /** Test journals and older ones are smaller. */
   const reserved = memory.slots > reservedSlots ? reservedSlots : 0;
   // Most recently freed first: its memory is populated. Low numbers before high ones.
-  const idleLines = free(lines, (place) => words[word(place, line.mount)] === 0);
+  const idleLines = freeIndexes(lineCount, (place) => words[lineWord(place, line.mount)] === 0);
   const idleCells = idleCellsOf(
-    (place) => words[word(place, line.mount)] === 0,
-    (place) => words[word(place, line.cell)] ?? 0,
+    (place) => words[lineWord(place, line.mount)] === 0,
+    (place) => words[lineWord(place, line.cell)] ?? 0,
   );
   const [shares, crashSuspects] = [createShares(memory), createCrashSuspects(memory)];
-  let order = 0;
+  let lastOrder = 0;
   const hasCell = (kind: number): boolean => (idleCells[kind]?.length ?? 0) > 0;
 
   /**
@@ -108,10 +110,10 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
    * function.
    */
   const store = (index: number, value: number): void => void Atomics.store(words, index, value);
-  const setPhase = (place: number, to: number): void => store(word(place, line.phase), to);
+  const setPhase = (place: number, to: number): void => store(lineWord(place, line.phase), to);
 
-  const inline = (place: number, length: number): Message => {
-    const from = at(place, line.request);
+  const inlineMessage = (place: number, length: number): Message => {
+    const from = lineAt(place, line.request);
     return {
       buffer: bytes.subarray(from, from + maxInlineBytes),
       view: new DataView(bytes.buffer, bytes.byteOffset + from, maxInlineBytes),
@@ -120,11 +122,11 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
   };
 
   function freeLine(place: number): void {
-    const cell = (words[word(place, line.cell)] ?? 0) - 1;
-    const mount = (words[word(place, line.mount)] ?? 0) - 1;
-    // Otherwise two requests could share it.
+    const cell = (words[lineWord(place, line.cell)] ?? 0) - 1;
+    const mount = (words[lineWord(place, line.mount)] ?? 0) - 1;
+    // Freeing a line twice would let two requests share it.
     if (mount < 0) throw new Error(`line ${place} is not in use`);
-    store(word(place, line.mount), 0);
+    store(lineWord(place, line.mount), 0);
     shares.lines.add(mount, -1);
     if (cell >= cellCount) {
       shares.slots.add(mount, -1);
@@ -133,71 +135,71 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
     idleLines.push(place);
   }
 
-  function begin(mount: number, place: number, cell: number): void {
-    words[word(place, line.cell)] = cell + 1;
-    words[word(place, line.interrupted)] = 0;
-    words[word(place, line.proof)] = noProof;
-    words[word(place, line.looked)] = words[word(place, line.opened)] = words[word(place, line.listed)] = 0;
-    words[word(place, line.crashCount)] = 0;
-    view.setFloat64(at(place, line.readAt), clock?.elapsed() ?? 0, true);
-    words[word(place, line.phase)] = phase.taken;
-    store(word(place, line.mount), mount + 1);
+  function writeLine(mount: number, place: number, cell: number): void {
+    words[lineWord(place, line.cell)] = cell + 1;
+    words[lineWord(place, line.interrupted)] = 0;
+    words[lineWord(place, line.proof)] = noProof;
+    words[lineWord(place, line.looked)] = words[lineWord(place, line.opened)] = words[lineWord(place, line.listed)] = 0;
+    words[lineWord(place, line.crashCount)] = 0;
+    view.setFloat64(lineAt(place, line.readAt), clock?.elapsed() ?? 0, true);
+    words[lineWord(place, line.phase)] = phase.taken;
+    store(lineWord(place, line.mount), mount + 1);
     shares.lines.add(mount, 1);
   }
 
-  function take(mount: number, slot: Slot, length: number, share = usualShare): JournaledRequest | undefined {
-    const cell = length <= maxInlineBytes ? here : cells.findIndex(({ size }, i) => length <= size && hasCell(i));
-    const staysThere = length > maxInlineBytes && cell < 0;
+  function take(mount: number, slot: Slot, length: number, share = defaultShare): JournaledRequest | undefined {
+    const cell = length <= maxInlineBytes ? inLine : cells.findIndex(({ size }, i) => length <= size && hasCell(i));
+    const staysInSlot = length > maxInlineBytes && cell < 0;
     const isWithin =
-      shares.lines.isWithin(mount, idleLines.length * share) &&
-      (!staysThere || shares.slots.isWithin(mount, (slots.idle - reserved) * share));
+      shares.lines.mayTake(mount, idleLines.length * share) &&
+      (!staysInSlot || shares.slots.mayTake(mount, (slots.idle - reserved) * share));
     const place = isWithin ? idleLines.pop() : undefined;
-    if (place === undefined || staysThere) slots.keep(slot);
+    if (place === undefined || staysInSlot) slots.keep(slot);
     if (place === undefined) return undefined;
     if (length <= maxInlineBytes) {
-      slot.buffer.copy(bytes, at(place, line.request), 0, length);
-      begin(mount, place, here);
+      slot.buffer.copy(bytes, lineAt(place, line.request), 0, length);
+      writeLine(mount, place, inLine);
       slots.empty(slot);
-      return { place, message: inline(place, length) };
+      return { place, message: inlineMessage(place, length) };
     }
-    const moved = idleCells[cell]?.pop();
-    if (moved === undefined) {
-      begin(mount, place, cellCount + slot.index);
-      slots.setOwner(slot.index, inUse);
+    const freeCell = idleCells[cell]?.pop();
+    if (freeCell === undefined) {
+      writeLine(mount, place, cellCount + slot.index);
+      slots.setOwner(slot.index, slotInUse);
       shares.slots.add(mount, 1);
       return { place, message: { buffer: slot.buffer, view: slot.view, end: length } };
     }
-    const into = memory.cell(moved);
-    slot.buffer.copy(into.buffer, 0, 0, length);
-    begin(mount, place, moved);
+    const cellMemory = memory.cell(freeCell);
+    slot.buffer.copy(cellMemory.buffer, 0, 0, length);
+    writeLine(mount, place, freeCell);
     slots.empty(slot);
-    return { place, message: { ...into, end: length } };
+    return { place, message: { ...cellMemory, end: length } };
   }
 
   /** The slots of these requests. */
   const slotsOf = (taken: readonly JournaledRequest[]): readonly number[] =>
-    taken.map(({ place }) => (words[word(place, line.cell)] ?? 0) - 1 - cellCount).filter((slot) => slot >= 0);
+    taken.map(({ place }) => (words[lineWord(place, line.cell)] ?? 0) - 1 - cellCount).filter((slot) => slot >= 0);
 
-  const pieceOf = (place: number): Piece => {
-    const cell = (words[word(place, line.cell)] ?? 0) - 1;
-    if (cell < 0) return inline(place, 0);
-    return cell < cellCount ? memory.cell(cell) : slots.at(cell - cellCount);
+  const pieceOf = (place: number): MemoryPiece => {
+    const cell = (words[lineWord(place, line.cell)] ?? 0) - 1;
+    if (cell < 0) return inlineMessage(place, 0);
+    return cell < cellCount ? memory.cell(cell) : slots.slotAt(cell - cellCount);
   };
 
   function ageAt(place: number): number {
-    const readAt = view.getFloat64(at(place, line.readAt), true);
+    const readAt = view.getFloat64(lineAt(place, line.readAt), true);
     return readAt > 0 && clock !== undefined ? Math.max(0, clock.elapsed() - readAt) : 0;
   }
 
-  function leftAt(place: number): UnfinishedRequest | undefined {
-    const mount = (words[word(place, line.mount)] ?? 0) - 1;
+  function unfinishedAt(place: number): UnfinishedRequest | undefined {
+    const mount = (words[lineWord(place, line.mount)] ?? 0) - 1;
     if (mount < 0) return undefined;
-    const found = phases[words[word(place, line.phase)] ?? 0] ?? 'taken';
+    const found = phases[words[lineWord(place, line.phase)] ?? 0] ?? 'taken';
     const { buffer, view: request } = pieceOf(place);
     const end = Math.min(request.getUint32(0, true), request.byteLength);
-    const interrupted = (words[word(place, line.interrupted)] ?? 0) >>> 0;
-    const answered = found === 'behind' ? view.getFloat64(at(place, line.order), true) : 0;
-    order = Math.max(order, answered);
+    const interrupted = (words[lineWord(place, line.interrupted)] ?? 0) >>> 0;
+    const answered = found === 'behind' ? view.getFloat64(lineAt(place, line.order), true) : 0;
+    lastOrder = Math.max(lastOrder, answered);
     return {
       mount,
       place,
@@ -214,18 +216,18 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
   function armedAt(slot: Slot): (UnplacedRequest & { readonly mount: number }) | undefined {
     const owner = slots.owner(slot.index);
     const length = slot.view.getUint32(0, true);
-    if (owner === 0 || owner === inUse || length === 0 || length > slot.buffer.length) return undefined;
+    if (owner === 0 || owner === slotInUse || length === 0 || length > slot.buffer.length) return undefined;
     return { slot, length, mount: owner - 1 };
   }
 
   /** Requests in armed slots that have no line yet, or also have one, if the process was killed in between. */
-  function inArmed(known: ReadonlySet<string>): readonly UnfinishedRequest[] {
-    return slots.owned().flatMap((each) => {
-      const { mount, length } = armedAt(each) ?? { mount: -1, length: 0 };
+  function takeArmed(known: ReadonlySet<string>): readonly UnfinishedRequest[] {
+    return slots.ownedSlots().flatMap((slot) => {
+      const { mount, length } = armedAt(slot) ?? { mount: -1, length: 0 };
       if (length === 0) return [];
-      const isKnown = known.has(`${mount} ${uniqueOf(each.view)}`);
-      if (isKnown) slots.free(each.index);
-      const taken = isKnown ? undefined : take(mount, each, length);
+      const isKnown = known.has(`${mount} ${uniqueOf(slot.view)}`);
+      if (isKnown) slots.free(slot.index);
+      const taken = isKnown ? undefined : take(mount, slot, length);
       return taken === undefined
         ? []
         : [{ ...taken, mount, phase: 'taken' as const, order: 0, isInterrupted: false, ageMs: 0, crashCount: 0 }];
@@ -236,58 +238,61 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
     arm: slots.arm,
     take,
     empty: slots.empty,
-    behind: (place) => {
-      view.setFloat64(at(place, line.order), ++order, true);
+    markBehind: (place) => {
+      view.setFloat64(lineAt(place, line.order), ++lastOrder, true);
       setPhase(place, phase.behind);
     },
-    isBehind: (place) => words[word(place, line.phase)] === phase.behind,
-    interrupted: (place) => store(word(place, line.interrupted), pieceOf(place).view.getUint32(8, true)),
+    isBehind: (place) => words[lineWord(place, line.phase)] === phase.behind,
+    markInterrupted: (place) => store(lineWord(place, line.interrupted), pieceOf(place).view.getUint32(8, true)),
     keepAnswer: (place, answer) => {
-      if (words[word(place, line.phase)] !== phase.sent || answer.length > maxReplyBytes) return;
-      bytes.set(answer, at(place, line.reply));
-      view.setUint32(at(place, line.replyLength), answer.length, true);
+      if (words[lineWord(place, line.phase)] !== phase.sent || answer.length > maxReplyBytes) return;
+      bytes.set(answer, lineAt(place, line.reply));
+      view.setUint32(lineAt(place, line.replyLength), answer.length, true);
       setPhase(place, phase.done);
     },
     keptAnswer: (place) => {
-      const from = at(place, line.reply);
-      return bytes.subarray(from, from + view.getUint32(at(place, line.replyLength), true));
+      const from = lineAt(place, line.reply);
+      return bytes.subarray(from, from + view.getUint32(lineAt(place, line.replyLength), true));
     },
     free: freeLine,
     freeAll: (mount) => {
-      for (let place = 0; place < lines; place++) if (words[word(place, line.mount)] === mount + 1) freeLine(place);
-      for (const { index: place } of slots.owned()) if (slots.owner(place) === mount + 1) slots.free(place);
+      for (let place = 0; place < lineCount; place++)
+        if (words[lineWord(place, line.mount)] === mount + 1) freeLine(place);
+      for (const { index } of slots.ownedSlots()) if (slots.owner(index) === mount + 1) slots.free(index);
     },
-    unfinished: () => {
-      const known = Array.from({ length: lines }, (_, place) => leftAt(place)).filter((one) => one !== undefined);
-      crashSuspects.counted();
+    restoreUnfinished: () => {
+      const known = Array.from({ length: lineCount }, (_, place) => unfinishedAt(place)).filter(
+        (one) => one !== undefined,
+      );
+      crashSuspects.finishCounting();
       // First, because the predecessor may have been killed before it marked these slots as used.
-      for (const slot of slotsOf(known)) slots.setOwner(slot, inUse);
-      const withoutLine = inArmed(new Set(known.map(({ mount, message }) => `${mount} ${uniqueOf(message.view)}`)));
+      for (const slot of slotsOf(known)) slots.setOwner(slot, slotInUse);
+      const withoutLine = takeArmed(new Set(known.map(({ mount, message }) => `${mount} ${uniqueOf(message.view)}`)));
       const used = new Set(slotsOf([...known, ...withoutLine]));
-      for (const slot of slots.owned()) {
+      for (const slot of slots.ownedSlots()) {
         // Also a slot marked as used for a line that was never written. Slots with waiting requests stay.
         if (!used.has(slot.index) && armedAt(slot) === undefined) slots.free(slot.index);
       }
       return [...known, ...withoutLine];
     },
-    suspect: crashSuspects.suspect,
-    stopping: () => {
-      slots.stop();
-      crashSuspects.stopping();
+    setSuspect: crashSuspects.setSuspect,
+    markStopping: () => {
+      slots.stopReturning();
+      crashSuspects.markStopping();
     },
-    unplaced: (mount) => {
-      const own = slots.owned().filter(({ index: place }) => slots.owner(place) === mount + 1);
+    findUnplaced: (mount) => {
+      const own = slots.ownedSlots().filter(({ index }) => slots.owner(index) === mount + 1);
       return own.map(armedAt).find((found) => found !== undefined);
     },
     ...createProofs(memory),
     get held() {
-      return { lines: lines - idleLines.length, slots: slots.held };
+      return { lines: lineCount - idleLines.length, slots: slots.held };
     },
   };
 }
 
 /** The request lies in its line. */
-const here = -1;
+const inLine = -1;
 
 const classOf = (cell: number): 0 | 1 => (cell < cells[0].count ? 0 : 1);
 
@@ -296,11 +301,11 @@ function idleCellsOf(
   isIdle: (line: number) => boolean,
   cellOf: (line: number) => number,
 ): readonly [number[], number[]] {
-  const taken = new Set(Array.from({ length: lines }, (_, place) => (isIdle(place) ? 0 : cellOf(place))));
-  const all = free(cellCount, (cell) => !taken.has(cell + 1));
+  const taken = new Set(Array.from({ length: lineCount }, (_, place) => (isIdle(place) ? 0 : cellOf(place))));
+  const all = freeIndexes(cellCount, (cell) => !taken.has(cell + 1));
   return [all.filter((cell) => classOf(cell) === 0), all.filter((cell) => classOf(cell) === 1)];
 }
 
 /** Descending: the last is handed out first. */
-const free = (count: number, isFree: (index: number) => boolean): number[] =>
+const freeIndexes = (count: number, isFree: (index: number) => boolean): number[] =>
   Array.from({ length: count }, (_, i) => count - 1 - i).filter(isFree);

@@ -5,12 +5,12 @@ import type { JournalMemory } from './memory.ts';
 
 /** Memory into which requests are read; long ones stay there. */
 export interface Slots {
-  at(place: number): Slot;
+  slotAt(place: number): Slot;
   /** The owner word, see `layout.ts`. */
   owner(place: number): number;
   setOwner(place: number, owner: number): void;
   /** All slots with an owner. */
-  owned(): readonly Slot[];
+  ownedSlots(): readonly Slot[];
   /** The slot for a mount's next request. All mounts share it, because a process reads one request at a time. */
   arm(mount: number): Slot | undefined;
   /** The request stays in the slot until it is freed. */
@@ -19,19 +19,19 @@ export interface Slots {
   empty(slot: Slot): void;
   free(place: number): void;
   /** Stops returning memory: a successor is about to take over. */
-  stop(): void;
+  stopReturning(): void;
   readonly idle: number;
   /** Number of slots that hold a request. */
   readonly held: number;
 }
 
 /** Memory of slots unused for this long is returned, except for a few. */
-const rest = { ms: 5_000, kept: 4 } as const;
+const memoryReturn = { afterMs: 5_000, keptSlots: 4 } as const;
 
 /** Without a clock, no memory is returned. */
 export function createSlots(memory: JournalMemory, clock: Pick<Clock, 'after'> | undefined): Slots {
   const { words } = memory;
-  const known: Slot[] = [];
+  const slotCache: Slot[] = [];
   const wordOf = (place: number): number => ownersAt / 4 + place;
   const owner = (place: number): number => words[wordOf(place)] ?? 0;
   const setOwner = (place: number, to: number): void => void Atomics.store(words, wordOf(place), to);
@@ -39,96 +39,97 @@ export function createSlots(memory: JournalMemory, clock: Pick<Clock, 'after'> |
   // Most recently freed first: its memory is populated. Low numbers before high ones.
   const idle = places.filter((place) => owner(place) === 0).reverse();
   /** Slots populated by this process; pages that only a predecessor touched are not. */
-  const present = new Set<number>();
-  /** The first idle slots, which have no memory. Unknown for a predecessor's slots. */
-  let absent = 0;
-  /** The fewest idle slots recently: this many were not needed. */
-  let fewest = idle.length;
-  let resting: Disposable | undefined;
+  const populated = new Set<number>();
+  /** How many of the first idle slots have no memory. A predecessor's slots may have some. */
+  let unpopulatedCount = 0;
+  /** Minimum number of idle slots since memory was last returned: this many were not needed. */
+  let minIdle = idle.length;
+  let returnTimer: Disposable | undefined;
   let isStopped = false;
   /** The slot for the next request of any mount. */
-  let next: Slot | undefined;
+  let armedSlot: Slot | undefined;
 
-  function at(place: number): Slot {
-    known[place] ??= { index: place, ...memory.slot(place) };
-    return known[place];
+  function slotAt(place: number): Slot {
+    slotCache[place] ??= { index: place, ...memory.slot(place) };
+    return slotCache[place];
   }
 
-  function take(): Slot | undefined {
+  function takeIdle(): Slot | undefined {
     const place = idle.at(-1);
     if (place === undefined) return undefined;
     // If the process is killed while the kernel copies into an absent page, the request is lost and ends with EIO.
-    if (!present.has(place)) memory.populate(place);
-    present.add(place);
+    if (!populated.has(place)) memory.populate(place);
+    populated.add(place);
     idle.pop();
-    fewest = Math.min(fewest, idle.length);
-    absent = Math.min(absent, idle.length);
-    return at(place);
+    minIdle = Math.min(minIdle, idle.length);
+    unpopulatedCount = Math.min(unpopulatedCount, idle.length);
+    return slotAt(place);
   }
 
   function free(place: number): void {
-    at(place).view.setUint32(0, 0, true);
+    slotAt(place).view.setUint32(0, 0, true);
     setOwner(place, 0);
-    if (next?.index === place) next = undefined;
+    if (armedSlot?.index === place) armedSlot = undefined;
     idle.push(place);
-    restLater();
+    scheduleReturn();
   }
 
-  function restLater(): void {
-    if (idle.length - rest.kept > absent && !isStopped) resting ??= clock?.after(rest.ms, giveBack);
+  function scheduleReturn(): void {
+    if (idle.length - memoryReturn.keptSlots > unpopulatedCount && !isStopped)
+      returnTimer ??= clock?.after(memoryReturn.afterMs, returnMemory);
   }
 
   /** Returns slots that were not used meanwhile; none in a steady load. */
-  function giveBack(): void {
-    resting = undefined;
-    const to = Math.max(absent, fewest - rest.kept);
-    const unused = idle.slice(absent, to).filter((place) => owner(place) === 0);
-    for (const { from, count } of runsOf(unused)) forget(from, count);
-    for (const place of unused) present.delete(place);
-    absent = to;
-    fewest = idle.length;
-    restLater();
+  function returnMemory(): void {
+    returnTimer = undefined;
+    const to = Math.max(unpopulatedCount, minIdle - memoryReturn.keptSlots);
+    const unused = idle.slice(unpopulatedCount, to).filter((place) => owner(place) === 0);
+    for (const { from, count } of runsOf(unused)) discard(from, count);
+    for (const place of unused) populated.delete(place);
+    unpopulatedCount = to;
+    minIdle = idle.length;
+    scheduleReturn();
   }
 
-  function forget(from: number, count: number): void {
+  function discard(from: number, count: number): void {
     try {
-      memory.forget(from, count);
+      memory.discard(from, count);
     } catch {
       // The memory stays; that costs memory only.
     }
   }
 
-  restLater();
+  scheduleReturn();
   return {
-    at,
+    slotAt,
     owner,
     setOwner,
     free,
-    owned: () => places.filter((place) => owner(place) !== 0).map(at),
+    ownedSlots: () => places.filter((place) => owner(place) !== 0).map(slotAt),
     arm: (mount) => {
-      next ??= take();
-      if (next === undefined) return undefined;
+      armedSlot ??= takeIdle();
+      if (armedSlot === undefined) return undefined;
       // A partly read request may be in it.
-      next.view.setUint32(0, 0, true);
-      if (owner(next.index) !== mount + 1) setOwner(next.index, mount + 1);
-      return next;
+      armedSlot.view.setUint32(0, 0, true);
+      if (owner(armedSlot.index) !== mount + 1) setOwner(armedSlot.index, mount + 1);
+      return armedSlot;
     },
     keep: (slot) => {
-      if (slot === next) next = undefined;
+      if (slot === armedSlot) armedSlot = undefined;
     },
     empty: (slot) => {
-      if (slot === next) slot.view.setUint32(0, 0, true);
+      if (slot === armedSlot) slot.view.setUint32(0, 0, true);
       else free(slot.index);
     },
-    stop: () => {
+    stopReturning: () => {
       isStopped = true;
-      resting?.[Symbol.dispose]();
+      returnTimer?.[Symbol.dispose]();
     },
     get idle() {
       return idle.length;
     },
     get held() {
-      return memory.slots - idle.length - (next === undefined ? 0 : 1);
+      return memory.slots - idle.length - (armedSlot === undefined ? 0 : 1);
     },
   };
 }

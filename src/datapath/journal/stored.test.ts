@@ -1,47 +1,47 @@
 import { fstatSync, readFileSync, readSync, writeSync } from 'node:fs';
 import { expect, test } from 'vitest';
-import { heartbeatAt } from '#keeper/heartbeat.ts';
+import { heartbeatOffset } from '#keeper/heartbeat.ts';
 import { keepJournal, putRequest } from '#testing/journal.ts';
-import { head, hiddenNameOwner, inUse, line, lossTold, reservedSlots } from './layout.ts';
+import { head, hiddenNameOwner, line, lossReportedFlag, reservedSlots, slotInUse } from './layout.ts';
 import { createMountRows } from './mounts.ts';
 import { createNodeTable } from './nodes.ts';
 import { createRequests } from './requests.ts';
 
 /**
- * A journal that 0.1 wrote: the offset and the bytes of each row that is not zero. The successor in an upgrade reads it while volumes are
- * mounted, so the file never changes. A new layout needs a new version, and must read this one, too.
+ * A journal that 0.1 wrote: the offset and the bytes of each row that is not zero. The successor in an upgrade reads it
+ * while volumes are mounted, so the file never changes. A new layout needs a new version, and must read this one, too.
  */
-const lines = readFileSync(new URL('fixtures/version-1.txt', import.meta.url), 'utf8')
+const storedRows = readFileSync(new URL('fixtures/version-1.txt', import.meta.url), 'utf8')
   .split('\n')
   .slice(0, -1);
 
 const slots = 3;
-const width = 16;
-const block = 1024 * 1024;
+const rowBytes = 16;
+const readBytes = 1024 * 1024;
 const handle = (text: string): Buffer => Buffer.from(text);
 const root = handle('the root');
 
 /** The rows that are not zero. */
 function* rowsOf(fd: number): Generator<string> {
-  const [bytes, zeros] = [Buffer.alloc(block), Buffer.alloc(block)];
-  for (let from = 0; from < fstatSync(fd).size; from += block) {
-    const length = readSync(fd, bytes, 0, block, from);
+  const [bytes, zeros] = [Buffer.alloc(readBytes), Buffer.alloc(readBytes)];
+  for (let from = 0; from < fstatSync(fd).size; from += readBytes) {
+    const length = readSync(fd, bytes, 0, readBytes, from);
     if (bytes.subarray(0, length).equals(zeros.subarray(0, length))) continue;
-    for (let at = 0; at < length; at += width) {
-      const row = bytes.subarray(at, at + width);
-      if (!row.equals(zeros.subarray(0, width))) yield `${from + at} ${row.toString('hex')}`;
+    for (let offset = 0; offset < length; offset += rowBytes) {
+      const row = bytes.subarray(offset, offset + rowBytes);
+      if (!row.equals(zeros.subarray(0, rowBytes))) yield `${from + offset} ${row.toString('hex')}`;
     }
   }
 }
 
 /** One of each kind. */
-function fill(fd: ReturnType<typeof keepJournal>): void {
-  const memory = fd.open();
+function writeOneOfEach(journal: ReturnType<typeof keepJournal>): void {
+  const memory = journal.open();
   const rows = createMountRows(memory);
-  const [one, other] = [rows.of('sv1-one').index, rows.of('sv1-other').index];
+  const [one, other] = [rows.getOrCreate('sv1-one').index, rows.getOrCreate('sv1-other').index];
   rows.setRoot(other, root);
-  rows.setAgreement(other, { minor: 45, flags: ['asyncRead', 'initExt', 'hasResend'] });
-  rows.growth(other).write(3, -5 * 2 ** 40);
+  rows.setInitResult(other, { minor: 45, flags: ['asyncRead', 'initExt', 'hasResend'] });
+  rows.storedGrowth(other).write(3, -5 * 2 ** 40);
 
   const requests = createRequests(memory);
   const read = (number: number, length = 100): number => {
@@ -54,57 +54,60 @@ function fill(fd: ReturnType<typeof keepJournal>): void {
   requests.write(done, { kind: 'gone', handle: handle('a handle') });
   requests.keepAnswer(done, Buffer.from('the answer'));
   requests.write(read(4), { kind: 'moved', handle: handle('another handle') });
-  requests.interrupted(read(5));
+  requests.markInterrupted(read(5));
   // Stored in a cell, answered, and not yet on the server's disk.
-  requests.behind(read(6, 500));
+  requests.markBehind(read(6, 500));
   // Killed after the kernel wrote the request and before it had a line.
   putRequest(requests.arm(one) ?? expect.fail(), 7, 200);
 
-  const nodes = createNodeTable(memory).of(other, root);
+  const nodes = createNodeTable(memory).openMount(other, root);
   const [file, directory] = [nodes.addLookup(handle('a file')).id, nodes.addLookup(handle('a directory')).id];
   nodes.addLookup(handle('a file'));
-  nodes.opened(file);
-  nodes.hide(file, { directory: handle('a directory'), name: '.nfs-0001' });
-  nodes.setLost(file, 'EDQUOT');
-  nodes.setLossTold(file);
+  nodes.addOpen(file);
+  nodes.setHiddenName(file, { directory: handle('a directory'), name: '.nfs-0001' });
+  nodes.setDataLoss(file, 'EDQUOT');
+  nodes.setLossReported(file);
   nodes.changeHandle(directory, handle('the same directory'));
 }
 
 test('the journal is byte for byte that of 0.1', () => {
-  using kept = keepJournal(slots);
-  fill(kept);
-  expect([`size ${fstatSync(kept.fd).size}`, ...rowsOf(kept.fd)]).toEqual(lines);
+  using journal = keepJournal(slots);
+  writeOneOfEach(journal);
+  expect([`size ${fstatSync(journal.fd).size}`, ...rowsOf(journal.fd)]).toEqual(storedRows);
 });
 
 test('fields that only requests in flight and crashes write keep their offsets', () => {
-  expect([head.heartbeat, head.stopping, head.suspect]).toEqual([heartbeatAt, 20, 24]);
-  expect(heartbeatAt).toBe(8);
+  expect([head.heartbeat, head.stopping, head.suspect]).toEqual([heartbeatOffset, 20, 24]);
+  expect(heartbeatOffset).toBe(8);
   const { looked, opened, listed, crashCount, readAt, list } = line;
   expect([looked, opened, listed, crashCount, readAt, list]).toEqual([328, 336, 344, 348, 352, 488]);
-  expect([inUse, hiddenNameOwner, lossTold, reservedSlots]).toEqual([0x4000_0000, 0xffff_ffff, 0x8000_0000, 2048]);
+  expect([slotInUse, hiddenNameOwner, lossReportedFlag, reservedSlots]).toEqual([
+    0x4000_0000, 0xffff_ffff, 0x8000_0000, 2048,
+  ]);
 });
 
 test('a data path continues from a journal that 0.1 left', () => {
-  using kept = keepJournal(slots);
+  using journal = keepJournal(slots);
   // Gives the file the same size, including a chunk of nodes.
-  fill(kept);
-  for (const line of rowsOf(kept.fd)) writeSync(kept.fd, Buffer.alloc(width), 0, width, Number(line.split(' ')[0]));
-  for (const line of lines.slice(1)) {
+  writeOneOfEach(journal);
+  for (const line of rowsOf(journal.fd))
+    writeSync(journal.fd, Buffer.alloc(rowBytes), 0, rowBytes, Number(line.split(' ')[0]));
+  for (const line of storedRows.slice(1)) {
     const [at = '', bytes = ''] = line.split(' ');
-    writeSync(kept.fd, Buffer.from(bytes, 'hex'), 0, width, Number(at));
+    writeSync(journal.fd, Buffer.from(bytes, 'hex'), 0, rowBytes, Number(at));
   }
-  const memory = kept.open();
+  const memory = journal.open();
   const rows = createMountRows(memory);
   expect(rows.all()).toEqual([
-    { index: 0, id: 'sv1-one', root: undefined, agreement: undefined },
-    { index: 1, id: 'sv1-other', root, agreement: { minor: 45, flags: ['asyncRead', 'initExt', 'hasResend'] } },
+    { index: 0, id: 'sv1-one', root: undefined, initResult: undefined },
+    { index: 1, id: 'sv1-other', root, initResult: { minor: 45, flags: ['asyncRead', 'initExt', 'hasResend'] } },
   ]);
-  expect(rows.growth(1).read()).toEqual({ epoch: 3, growth: -5 * 2 ** 40 });
+  expect(rows.storedGrowth(1).read()).toEqual({ epoch: 3, growth: -5 * 2 ** 40 });
 
   const requests = createRequests(memory);
-  const left = requests.unfinished();
+  const unfinished = requests.restoreUnfinished();
   expect(
-    left.map(({ mount, phase, message, isInterrupted, order }) => [
+    unfinished.map(({ mount, phase, message, isInterrupted, order }) => [
       message.view.getUint32(8, true),
       message.end,
       mount,
@@ -121,19 +124,19 @@ test('a data path continues from a journal that 0.1 left', () => {
     [6, 500, 0, 'behind', false, 1],
     [7, 200, 0, 'taken', false, 0],
   ]);
-  const [, made, done, moved, , behind] = left.map(({ place }) => place);
+  const [, made, done, moved, , behind] = unfinished.map(({ place }) => place);
   expect(requests.find(made ?? -1)).toEqual({ kind: 'made', seconds: 1_700_000_000, nanoseconds: 999_999_999 });
   expect(requests.find(done ?? -1)).toEqual({ kind: 'gone', handle: handle('a handle') });
   expect(requests.keptAnswer(done ?? -1).toString()).toBe('the answer');
   expect(requests.find(moved ?? -1)).toEqual({ kind: 'moved', handle: handle('another handle') });
   expect(requests.isBehind(behind ?? -1)).toBe(true);
-  expect(left[5]?.message.buffer.subarray(16, 500).every((byte) => byte === 6)).toBe(true);
+  expect(unfinished[5]?.message.buffer.subarray(16, 500).every((byte) => byte === 6)).toBe(true);
 
-  const nodes = createNodeTable(memory).of(1, root);
+  const nodes = createNodeTable(memory).openMount(1, root);
   const file = nodes.find(handle('a file'));
   expect(file).toEqual({ id: 2, generation: 1, handle: handle('a file'), opens: 1 });
-  expect(nodes.hidden(2)).toEqual({ directory: handle('a directory'), name: '.nfs-0001' });
-  expect([nodes.lost(2), nodes.isLossTold(2)]).toEqual(['EDQUOT', true]);
+  expect(nodes.hiddenName(2)).toEqual({ directory: handle('a directory'), name: '.nfs-0001' });
+  expect([nodes.dataLoss(2), nodes.isLossReported(2)]).toEqual(['EDQUOT', true]);
   expect(nodes.find(handle('the same directory'))?.id).toBe(3);
   nodes.forget(2, 1);
   expect(nodes.find(handle('a file'))?.id).toBe(2);

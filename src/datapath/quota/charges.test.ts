@@ -11,45 +11,45 @@ const tebi = 2 ** 40;
 let files: Map<number, Attributes>;
 let onServer: Map<number, Attributes>;
 let ageMs: number;
-let content: number;
+let contentEpoch: number;
 let epoch: number;
 let admitted: number[];
 /** The charged bytes, and the unsettled part. */
 let balance: number;
 let unsettled: number;
 let isFull: boolean;
-/** Before the admission is reported. */
-let waits: Promise<void> | undefined;
+/** quota.admit() waits for this promise. */
+let admission: Promise<void> | undefined;
 let isCounting: boolean;
 let charges: Charges;
-let places: number;
+let lastPlace: number;
 
 const file = (size: number, used = size, links = 1): Attributes =>
   ({ type: fileType.regular, size, used, links }) as Attributes;
 const { signal } = new AbortController();
-const request = (place = ++places): Request => ({ slot: place, signal }) as Request;
-const leaving = (attributes: Attributes): SpaceToFree => ({ attributes, epoch });
+const request = (slot = ++lastPlace): Request => ({ slot, signal }) as Request;
+const spaceToFree = (attributes: Attributes): SpaceToFree => ({ attributes, epoch });
 
 const write = (id: number, offset: number, length: number): Promise<void> | undefined =>
   charges.write(id, offset, length, request());
 
 /** Everything is on the server's disk and settled. */
-function done(id: number, now: Attributes): void {
-  files.set(id, now);
-  for (let place = 1; place <= places; place++) charges.written(place);
+function settleAll(id: number, attributes: Attributes): void {
+  files.set(id, attributes);
+  for (let place = 1; place <= lastPlace; place++) charges.settle(place);
 }
 
 async function remove(id: number): Promise<void> {
-  charges.removed(id, await charges.spaceToFree(id, request()));
+  charges.recordRemoval(id, await charges.spaceToFree(id, request()));
 }
 
 beforeEach(() => {
   [files, onServer, admitted, balance, unsettled] = [new Map(), new Map(), [], 0, 0];
-  [isFull, isCounting, places, ageMs, content, epoch, waits] = [false, false, 0, 0, 1, 1, undefined];
+  [isFull, isCounting, lastPlace, ageMs, contentEpoch, epoch, admission] = [false, false, 0, 0, 1, 1, undefined];
   charges = createCharges({
     quota: {
       admit: async (bytes) => {
-        await waits;
+        await admission;
         if (isFull) throw new Errno('EDQUOT');
         admitted.push(bytes);
         balance += bytes;
@@ -58,39 +58,39 @@ beforeEach(() => {
       adopt: (bytes) => {
         unsettled += bytes;
       },
-      changed: (delta, was = 0) => {
-        balance += delta - was;
-        unsettled -= was;
+      recordUsage: (delta, unsettledBefore = 0) => {
+        balance += delta - unsettledBefore;
+        unsettled -= unsettledBefore;
       },
       epoch: () => epoch,
-      freeing: async () => (isCounting ? undefined : epoch),
+      epochBeforeFree: async () => (isCounting ? undefined : epoch),
     },
-    attributes: { last: (id) => files.get(id), epoch: () => content, ageMs: () => ageMs },
+    attributes: { lastSeen: (id) => files.get(id), epoch: () => contentEpoch, ageMs: () => ageMs },
     getattr: async (id) => {
       const found = onServer.get(id);
       if (found === undefined) throw new Errno('ESTALE');
       files.set(id, found);
       return found;
     },
-    waitFor: (asking, work) => work(asking.signal),
+    waitFor: (waitingRequest, work) => work(waitingRequest.signal),
   });
 });
 
 test('a write abandoned while waiting for space is still charged, and its place can be reused', async () => {
   files.set(1, file(0));
   files.set(2, file(0));
-  const { promise: room, resolve: answer } = Promise.withResolvers<void>();
-  waits = room;
+  const { promise: spaceAvailable, resolve: answer } = Promise.withResolvers<void>();
+  admission = spaceAvailable;
   const [first, next] = [request(7), request(7)];
   const waiting = charges.write(1, 0, block, first);
-  charges.abandoned(first);
-  waits = undefined;
+  charges.abandon(first);
+  admission = undefined;
   await charges.write(2, 0, block, next);
   expect([balance, unsettled]).toEqual([block, block]);
   answer();
   await waiting;
   expect([balance, unsettled]).toEqual([2 * block, block]);
-  charges.written(7);
+  charges.settle(7);
   expect([balance, unsettled]).toEqual([2 * block, 0]);
 });
 
@@ -156,24 +156,24 @@ describe('a write', () => {
     await write(1, 0, block);
     await write(1, block, 2 * block);
     expect(unsettled).toBe(3 * block);
-    charges.written(1);
+    charges.settle(1);
     expect([balance, unsettled]).toEqual([3 * block, 2 * block]);
-    charges.written(1);
-    charges.written(2);
+    charges.settle(1);
+    charges.settle(2);
     expect([balance, unsettled]).toEqual([3 * block, 0]);
   });
 
-  test('that a predecessor charged is unsettled and counts no more than before', () => {
-    charges.restored(7, block);
+  test('that a predecessor charged is unsettled and is not charged again', () => {
+    charges.restore(7, block);
     expect([balance, unsettled]).toEqual([0, block]);
-    charges.written(7);
+    charges.settle(7);
     expect([balance, unsettled]).toEqual([0, 0]);
   });
 
-  test('costs more where the server uses more, which is freed with the rest', async () => {
+  test('is charged what the server uses if that is more, and removal frees all of it', async () => {
     files.set(1, file(0));
     await write(1, 0, 10);
-    done(1, file(10, 32 * block));
+    settleAll(1, file(10, 32 * block));
     expect(balance).toBe(32 * block);
     await remove(1);
     expect(balance).toBe(0);
@@ -184,8 +184,8 @@ describe('freeing space', () => {
   test('a truncated file frees its space even if the server does not report its usage yet', async () => {
     files.set(1, file(0));
     await write(1, 0, 8 * block);
-    done(1, file(8 * block, 0));
-    charges.resized(1, leaving(file(8 * block, 0)), file(0));
+    settleAll(1, file(8 * block, 0));
+    charges.recordResize(1, spaceToFree(file(8 * block, 0)), file(0));
     expect(balance).toBe(0);
     files.set(1, file(0));
     await write(1, 0, block);
@@ -195,13 +195,13 @@ describe('freeing space', () => {
   test('a truncated file keeps the space before its new end', async () => {
     files.set(1, file(0));
     await write(1, 0, 8 * block);
-    done(1, file(8 * block, 0));
-    charges.resized(1, leaving(file(8 * block, 0)), file(6 * block, 0));
+    settleAll(1, file(8 * block, 0));
+    charges.recordResize(1, spaceToFree(file(8 * block, 0)), file(6 * block, 0));
     expect(balance).toBe(6 * block);
   });
 
   test('extending a file frees nothing', () => {
-    charges.resized(1, leaving(file(block)), file(9 * block, block));
+    charges.recordResize(1, spaceToFree(file(block)), file(9 * block, block));
     expect(balance).toBe(0);
   });
 
@@ -212,72 +212,78 @@ describe('freeing space', () => {
     files.set(1, file(block));
     await remove(1);
     expect(balance).toBe(-block);
-    charges.removed(undefined, undefined);
+    charges.recordRemoval(undefined, undefined);
     expect(balance).toBe(-block);
   });
 
-  test('what was not charged frees nothing', () => {
-    charges.removed(1, leaving({ ...file(100, block), type: fileType.link }));
+  test('removing a symbolic link frees nothing, since links are not charged', () => {
+    charges.recordRemoval(1, spaceToFree({ ...file(100, block), type: fileType.link }));
     expect(balance).toBe(0);
   });
 
-  test.each(['removed', 'cut'])('a file with a large hole that is %s frees what was written', async (how) => {
-    files.set(1, file(0));
-    await write(1, tebi, block);
-    const now = file(tebi + block, block);
-    done(1, now);
-    if (how === 'cut') charges.resized(1, leaving(now), file(0));
-    else await remove(1);
-    expect(balance).toBe(0);
-  });
+  test.each(['removed', 'truncated'])(
+    'a file with a large hole that is %s frees what was written',
+    async (operation) => {
+      files.set(1, file(0));
+      await write(1, tebi, block);
+      const now = file(tebi + block, block);
+      settleAll(1, now);
+      if (operation === 'truncated') charges.recordResize(1, spaceToFree(now), file(0));
+      else await remove(1);
+      expect(balance).toBe(0);
+    },
+  );
 
   test('a file changed by another client frees its current usage', async () => {
     files.set(1, file(0));
     await write(1, 0, 8 * block);
-    done(1, file(8 * block));
-    [ageMs, content] = [5_000, 2];
+    settleAll(1, file(8 * block));
+    [ageMs, contentEpoch] = [5_000, 2];
     onServer.set(1, file(8 * block, block));
     await remove(1);
     expect(balance).toBe(7 * block);
   });
 
-  test('space counted since frees its usage, not its earlier charge', async () => {
+  test('removing a file that a count has seen frees its usage, not its earlier charge', async () => {
     files.set(1, file(100 * block, block));
-    for (let again = 0; again < 10; again++) await write(1, 0, block);
-    done(1, file(100 * block, block));
+    for (let i = 0; i < 10; i++) await write(1, 0, block);
+    settleAll(1, file(100 * block, block));
     [epoch, balance] = [2, 0];
     await remove(1);
     expect(balance).toBe(-block);
   });
 
-  test('what a count may already have seen frees nothing', async () => {
+  test('removing a file during a count frees nothing', async () => {
     files.set(1, file(block));
     const before = await charges.spaceToFree(1, request());
     epoch = 2;
-    charges.removed(1, before);
+    charges.recordRemoval(1, before);
     isCounting = true;
     await remove(1);
     expect(balance).toBe(0);
   });
 
-  test.each(['cut', 'removed'])('what is %s during a count costs as much as before when written again', async (how) => {
-    isCounting = true;
-    files.set(1, file(0));
-    await write(1, 0, 8 * block);
-    done(1, file(8 * block));
-    const before = await charges.spaceToFree(1, request());
-    if (how === 'cut') charges.resized(1, before, file(0));
-    else charges.removed(1, before);
-    files.set(1, file(0));
-    await write(1, 0, 8 * block);
-    expect(admitted).toEqual([8 * block, 8 * block]);
-  });
+  test.each(['truncated', 'removed'])(
+    'a file %s during a count is charged again when it is rewritten',
+    async (operation) => {
+      isCounting = true;
+      files.set(1, file(0));
+      await write(1, 0, 8 * block);
+      settleAll(1, file(8 * block));
+      const before = await charges.spaceToFree(1, request());
+      if (operation === 'truncated') charges.recordResize(1, before, file(0));
+      else charges.recordRemoval(1, before);
+      files.set(1, file(0));
+      await write(1, 0, 8 * block);
+      expect(admitted).toEqual([8 * block, 8 * block]);
+    },
+  );
 
   test('a file overwritten often before a count still has its holes afterwards', async () => {
     files.set(1, file(4 * block, block));
-    for (let again = 0; again < 3; again++) await write(1, 0, block);
+    for (let i = 0; i < 3; i++) await write(1, 0, block);
     expect(write(1, 0, 4 * block)).toBeUndefined();
-    done(1, file(4 * block, block));
+    settleAll(1, file(4 * block, block));
     epoch = 2;
     await write(1, 0, 4 * block);
     expect(admitted).toEqual([block, block, block, 3 * block]);

@@ -21,26 +21,26 @@ const blocks = 128;
 interface BlockTree {
   readonly sizes: FileSizes;
   put(name: string, first: number, count: number): void;
-  look(name: string): Attributes | undefined;
+  attributesOf(name: string): Attributes | undefined;
   remove(name: string): boolean;
 }
 
-function createTree(old: number): BlockTree {
+function createTree(oldFiles: number): BlockTree {
   const files = new Map<string, Set<number>>();
   const sizes: FileSizes = new Map();
   const put: BlockTree['put'] = (name, first, count) => {
-    const has = files.get(name) ?? new Set();
-    for (let i = 0; i < count; i++) has.add(first + i);
-    files.set(name, has);
-    sizes.set(name, has.size * block);
+    const blocksOfFile = files.get(name) ?? new Set();
+    for (let i = 0; i < count; i++) blocksOfFile.add(first + i);
+    files.set(name, blocksOfFile);
+    sizes.set(name, blocksOfFile.size * block);
   };
-  for (let i = 0; i < old; i++) put(`old-${i}`, 0, 2);
+  for (let i = 0; i < oldFiles; i++) put(`old-${i}`, 0, 2);
   return {
     sizes,
     put,
-    look: (name) => {
-      const has = files.get(name);
-      return has && attributesOf(has.size, Math.max(0, ...[...has].map((one) => one + 1)));
+    attributesOf: (name) => {
+      const blocksOfFile = files.get(name);
+      return blocksOfFile && attributesOf(blocksOfFile.size, Math.max(0, ...[...blocksOfFile].map((one) => one + 1)));
     },
     remove: (name) => files.delete(name) && sizes.delete(name),
   };
@@ -49,7 +49,7 @@ function createTree(old: number): BlockTree {
 const attributesOf = (used: number, size: number): Attributes =>
   ({ type: fileType.regular, links: 1, used: used * block, size: size * block }) as Attributes;
 
-interface Mounted extends QuotaNode {
+interface WritingNode extends QuotaNode {
   /** False: EDQUOT. Otherwise the write is accepted and reaches the server later. In blocks. */
   write(name: string, first: number, count: number): Promise<boolean>;
   remove(name: string): Promise<void>;
@@ -57,71 +57,71 @@ interface Mounted extends QuotaNode {
 }
 
 /** A node like the file system: writes stay buffered for a while before the server has them. */
-function mounted(folder: SharedFolder, server: BlockTree, member: string): Mounted {
-  const one = startQuotaNode(folder, server.sizes, member, storedGrowth(), blocks * block);
+function createWritingNode(folder: SharedFolder, server: BlockTree, member: string): WritingNode {
+  const quotaNode = startQuotaNode(folder, server.sizes, member, storedGrowth(), blocks * block);
   const names: string[] = [];
-  const known = new Map<number, Attributes>();
-  const behind = new Map<number, Promise<void>>();
-  let places = 0;
-  const request = (): Request => ({ slot: ++places, signal: neverAborts }) as Request;
+  const cachedAttributes = new Map<number, Attributes>();
+  const pendingWrites = new Map<number, Promise<void>>();
+  let lastPlace = 0;
+  const request = (): Request => ({ slot: ++lastPlace, signal: neverAborts }) as Request;
   const idOf = (name: string): number => (names.includes(name) ? names.indexOf(name) : names.push(name) - 1);
   const charges = createCharges({
-    quota: one.quota,
+    quota: quotaNode.quota,
     attributes: {
-      last: (id) => known.get(id),
+      lastSeen: (id) => cachedAttributes.get(id),
       epoch: () => 1,
-      ageMs: (id) => (known.has(id) ? 0 : Number.POSITIVE_INFINITY),
+      ageMs: (id) => (cachedAttributes.has(id) ? 0 : Number.POSITIVE_INFINITY),
     },
     getattr: async (id) => {
       await folder.turn();
-      const found = server.look(names[id] ?? '');
+      const found = server.attributesOf(names[id] ?? '');
       await folder.turn();
       if (found === undefined) throw new Errno('ESTALE');
       return found;
     },
-    waitFor: (asking, work) => work(asking.signal),
+    waitFor: (waitingRequest, work) => work(waitingRequest.signal),
   });
 
   async function send(name: string, first: number, count: number, place: number): Promise<void> {
     if (folder.random(3) === 0) await folder.clock.sleep(folder.random(8_000), neverAborts);
     await folder.turn();
     server.put(name, first, count);
-    const after = server.look(name);
+    const after = server.attributesOf(name);
     await folder.turn();
-    if (after !== undefined) known.set(idOf(name), after);
-    charges.written(place);
+    if (after !== undefined) cachedAttributes.set(idOf(name), after);
+    charges.settle(place);
   }
 
   return {
-    ...one,
+    ...quotaNode,
     write: async (name, first, count) => {
       const id = idOf(name);
-      if (!known.has(id)) known.set(id, attributesOf(0, 0));
-      const by = request();
+      if (!cachedAttributes.has(id)) cachedAttributes.set(id, attributesOf(0, 0));
+      const writeRequest = request();
       try {
-        await charges.write(id, first * block, count * block, by);
+        await charges.write(id, first * block, count * block, writeRequest);
       } catch (cause) {
         if (cause instanceof Errno && cause.code === 'EDQUOT') return false;
         throw cause;
       }
-      const before = behind.get(id);
-      behind.set(
+      const before = pendingWrites.get(id);
+      pendingWrites.set(
         id,
-        Promise.all([before, send(name, first, count, by.slot)]).then(() => undefined),
+        Promise.all([before, send(name, first, count, writeRequest.slot)]).then(() => undefined),
       );
       return true;
     },
     remove: async (name) => {
       const id = idOf(name);
-      await behind.get(id);
+      await pendingWrites.get(id);
       const before = await charges.spaceToFree(id, request());
       await folder.turn();
       if (!server.remove(name)) return;
       await folder.turn();
-      charges.removed(id, before);
-      known.delete(id);
+      charges.recordRemoval(id, before);
+      cachedAttributes.delete(id);
     },
-    flush: () => Promise.all(behind.values()),
+    flush: () => Promise.all(pendingWrites.values()),
   };
 }
 
@@ -133,29 +133,29 @@ describe.each(seeds)('concurrent nodes with seed %d', (seed) => {
     const folder = createSharedFolder(seed * 7919);
     const { random } = folder;
     const server = createTree(24);
-    const nodes = ['a', 'b', 'c'].map((member) => mounted(folder, server, member));
-    let [most, refused, working] = [0, 0, nodes.length];
-    const work = async (one: Mounted, who: number): Promise<void> => {
+    const nodes = ['a', 'b', 'c'].map((member) => createWritingNode(folder, server, member));
+    let [maxUsed, refused, workingNodes] = [0, 0, nodes.length];
+    const writeAndRemove = async (one: WritingNode, nodeIndex: number): Promise<void> => {
       for (let step = 0; step < 150; step++) {
-        const own = `${who}-${random(6)}`;
-        if (random(4) === 0) await one.remove(random(3) === 0 ? `old-${random(24)}` : own);
-        else if (!(await one.write(own, random(24), 1 + random(4)))) refused++;
+        const ownFile = `${nodeIndex}-${random(6)}`;
+        if (random(4) === 0) await one.remove(random(3) === 0 ? `old-${random(24)}` : ownFile);
+        else if (!(await one.write(ownFile, random(24), 1 + random(4)))) refused++;
         if (random(12) === 0) await folder.clock.sleep(random(3_000), neverAborts);
       }
       await one.flush();
-      working--;
+      workingNodes--;
     };
-    const countOn = async (): Promise<void> => {
+    const recountUntilDone = async (): Promise<void> => {
       for (const { recount } of nodes.values()) await recount(neverAborts);
-      if (working > 0) await countOn();
+      if (workingNodes > 0) await recountUntilDone();
     };
-    await folder.run(Promise.all([...nodes.map(work), countOn()]), () => {
-      most = Math.max(most, sizeOf(server.sizes));
+    await folder.run(Promise.all([...nodes.map(writeAndRemove), recountUntilDone()]), () => {
+      maxUsed = Math.max(maxUsed, sizeOf(server.sizes));
       expect(sizeOf(server.sizes)).toBeLessThanOrEqual(blocks * block);
     });
     // Otherwise nothing was tested.
     expect(refused).toBeGreaterThan(0);
-    expect(most).toBeGreaterThan(blocks * block * 0.75);
+    expect(maxUsed).toBeGreaterThan(blocks * block * 0.75);
     expect((JSON.parse(folder.texts.get('base') ?? '{}') as { epoch: number }).epoch).toBeGreaterThan(3);
     await folder.run(Promise.all(nodes.map(({ quota }) => quota.close())), () => undefined);
   });

@@ -11,30 +11,30 @@ export interface TreeCount {
 }
 
 /** Calls in flight: applications share the server with the count. */
-const atOnce = 8;
+const maxCallsInFlight = 8;
 /** Hard-linked files remembered; further ones are counted once per link. */
-const maxLinks = 250_000;
+const maxRememberedLinks = 250_000;
 
 /** Counts the space of a volume's tree on the server, like du. The tree may change meanwhile. */
 export async function countTree(nfs: NfsClient, root: FileHandle, options: CallOptions): Promise<TreeCount> {
-  const top = await nfs.getattr(root, options);
-  const linked = new Set<bigint>();
-  let bytes = top.used;
+  const rootAttributes = await nfs.getattr(root, options);
+  const countedLinks = new Set<bigint>();
+  let bytes = rootAttributes.used;
   try {
     await walkTree(
       nfs,
       root,
       ({ attributes: { fsid, type, links, fileId, used } }) => {
         // Another file system is mounted here: its space is not this volume's.
-        if (fsid !== top.fsid) return false;
+        if (fsid !== rootAttributes.fsid) return false;
         if (type !== fileType.directory && links > 1) {
-          if (linked.has(fileId)) return true;
-          if (linked.size < maxLinks) linked.add(fileId);
+          if (countedLinks.has(fileId)) return true;
+          if (countedLinks.size < maxRememberedLinks) countedLinks.add(fileId);
         }
         bytes += used;
         return true;
       },
-      { ...options, atOnce },
+      { ...options, atOnce: maxCallsInFlight },
     );
     return { bytes, complete: true };
   } catch (cause) {

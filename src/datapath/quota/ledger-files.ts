@@ -11,19 +11,19 @@ export interface LedgerFiles {
   names(): Promise<readonly string[]>;
   /** Undefined: absent. */
   read(name: string): Promise<string | undefined>;
-  /** Atomic and durable: a reader sees the old content or this. */
+  /** Atomic and durable: a reader sees either the old or the new content. */
   write(name: string, text: string): Promise<void>;
-  /** Absent is success. */
+  /** Idempotent: succeeds if the file is absent. */
   remove(name: string): Promise<void>;
   /** Creates the file. False: it already exists. */
-  take(name: string, text: string): Promise<boolean>;
+  tryCreate(name: string, text: string): Promise<boolean>;
   /** Returns the file's fingerprint, which changes with each `renew`. Undefined: absent. */
-  look(name: string): Promise<string | undefined>;
+  fingerprint(name: string): Promise<string | undefined>;
   /**
    * Changes the file's fingerprint. With `ifLooks`: only if it still matches; of several concurrent callers one
    * succeeds.
    */
-  renew(name: string, ifLooks?: string): Promise<boolean>;
+  touch(name: string, ifFingerprint?: string): Promise<boolean>;
 }
 
 export interface LedgerFilesParts {
@@ -32,48 +32,53 @@ export interface LedgerFilesParts {
   /** Credential and deadline: the directory belongs to the store, not to users. */
   readonly options: CallOptions;
   /** The temporary name for writes, used by no other process. */
-  readonly scratch: string;
+  readonly temporaryName: string;
   /** Resolves when changes may start: calls of a predecessor may still run. */
   readonly ready?: (() => Promise<void> | undefined) | undefined;
 }
 
-const never = new AbortController().signal;
+const neverAborts = new AbortController().signal;
 
 /** A record is one line; a longer file is not ours. */
-const longest = 4096;
+const maxRecordBytes = 4096;
 const maxNames = 100_000;
 /** How often a file may be replaced between finding and reading it. */
-const maxReplaced = 16;
+const maxAttempts = 16;
 
-export function createLedgerFiles({ nfs, folder, options, scratch, ready }: LedgerFilesParts): LedgerFiles {
-  const drained = async (): Promise<void> => {
-    const first = ready?.();
-    if (first !== undefined) await unlessAborted(first, options.signal ?? never);
+export function createLedgerFiles({ nfs, folder, options, temporaryName, ready }: LedgerFilesParts): LedgerFiles {
+  const waitUntilReady = async (): Promise<void> => {
+    const pending = ready?.();
+    if (pending !== undefined) await unlessAborted(pending, options.signal ?? neverAborts);
   };
 
   const find = (name: string): Promise<FoundFile | undefined> => findFile(nfs, folder, name, options);
 
-  async function fill(name: string, handle: FileHandle, text: string): Promise<void> {
+  async function writeContent(name: string, handle: FileHandle, text: string): Promise<void> {
     const data = Buffer.from(text);
     const { count } = await nfs.write(handle, 0, data, stability.fileSync, options);
     if (count !== data.length) throw new Error(`the server wrote ${count} of ${data.length} bytes of ${name}`);
   }
 
   async function replace(name: string, text: string): Promise<void> {
-    await drained();
-    const { handle } = await nfs.create(folder, scratch, { mode: 'unchecked', set: { mode: 0o600, size: 0 } }, options);
-    await fill(scratch, handle, text);
+    await waitUntilReady();
+    const { handle } = await nfs.create(
+      folder,
+      temporaryName,
+      { mode: 'unchecked', set: { mode: 0o600, size: 0 } },
+      options,
+    );
+    await writeContent(temporaryName, handle, text);
     await nfs.rename(
-      { directory: folder, name: scratch },
+      { directory: folder, name: temporaryName },
       { directory: folder, name },
       { ...options, expected: handle },
     );
   }
 
-  async function readFound(handle: FileHandle): Promise<string> {
-    const into = Buffer.alloc(longest + 1);
-    const count = await readFully(nfs, handle, 0, into, options);
-    return count > longest ? '' : into.toString('utf8', 0, count);
+  async function readRecord(handle: FileHandle): Promise<string> {
+    const buffer = Buffer.alloc(maxRecordBytes + 1);
+    const count = await readFully(nfs, handle, 0, buffer, options);
+    return count > maxRecordBytes ? '' : buffer.toString('utf8', 0, count);
   }
 
   return {
@@ -84,29 +89,29 @@ export function createLedgerFiles({ nfs, folder, options, scratch, ready }: Ledg
       return names;
     },
     read: async (name) => {
-      for (let again = 1; ; again++) {
+      for (let attempt = 1; ; attempt++) {
         const found = await find(name);
         if (found === undefined) return undefined;
         if (found.attributes.type !== fileType.regular) return '';
         try {
-          return await readFound(found.handle);
+          return await readRecord(found.handle);
         } catch (cause) {
-          if (again >= maxReplaced || !isNfsError(cause, 'STALE', 'BADHANDLE', 'NOENT')) throw cause;
+          if (attempt >= maxAttempts || !isNfsError(cause, 'STALE', 'BADHANDLE', 'NOENT')) throw cause;
         }
       }
     },
     write: async (name, text) => {
-      for (let again = 1; ; again++) {
+      for (let attempt = 1; ; attempt++) {
         try {
           return await replace(name, text);
         } catch (cause) {
           // A cleanup after a count removed it as a leftover.
-          if (again >= maxReplaced || !isNfsError(cause, 'NOENT', 'STALE')) throw cause;
+          if (attempt >= maxAttempts || !isNfsError(cause, 'NOENT', 'STALE')) throw cause;
         }
       }
     },
     remove: async (name) => {
-      await drained();
+      await waitUntilReady();
       const found = await find(name);
       if (found === undefined) return;
       try {
@@ -115,28 +120,29 @@ export function createLedgerFiles({ nfs, folder, options, scratch, ready }: Ledg
         if (!isNfsError(cause, 'NOENT')) throw cause;
       }
     },
-    take: async (name, text) => {
-      await drained();
+    tryCreate: async (name, text) => {
+      await waitUntilReady();
       try {
         const { handle } = await nfs.create(folder, name, { mode: 'guarded', set: { mode: 0o600 } }, options);
-        await fill(name, handle, text);
+        await writeContent(name, handle, text);
         return true;
       } catch (cause) {
         if (isNfsError(cause, 'EXIST')) return false;
         throw cause;
       }
     },
-    look: async (name) => {
+    fingerprint: async (name) => {
       const found = await find(name);
-      return found && looksOf(found.attributes);
+      return found && fingerprintOf(found.attributes);
     },
-    renew: async (name, ifLooks) => {
-      await drained();
+    touch: async (name, ifFingerprint) => {
+      await waitUntilReady();
       const found = await find(name);
-      if (found === undefined || (ifLooks !== undefined && looksOf(found.attributes) !== ifLooks)) return false;
+      if (found === undefined || (ifFingerprint !== undefined && fingerprintOf(found.attributes) !== ifFingerprint))
+        return false;
       const { ctime: seconds, ctimeNs: nanoseconds } = found.attributes;
       try {
-        const guard = ifLooks === undefined ? {} : { ifChangedAt: { seconds, nanoseconds } };
+        const guard = ifFingerprint === undefined ? {} : { ifChangedAt: { seconds, nanoseconds } };
         await nfs.setattr(found.handle, { mtime: 'now' }, { ...options, ...guard });
         return true;
       } catch (cause) {
@@ -167,4 +173,4 @@ async function findFile(
   }
 }
 
-const looksOf = ({ fileId, ctime, ctimeNs }: Attributes): string => `${fileId} ${ctime}.${ctimeNs}`;
+const fingerprintOf = ({ fileId, ctime, ctimeNs }: Attributes): string => `${fileId} ${ctime}.${ctimeNs}`;

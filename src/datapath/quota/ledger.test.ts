@@ -17,13 +17,13 @@ import { createSharedFolder } from '#testing/fakes/shared-folder.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { type OpenExport, openExport } from '#testing/nfs-export.ts';
 import { countTree } from './count-tree.ts';
-import { chunkOf, createLedger, grantName, scratchName, writeBase } from './ledger.ts';
+import { createLedger, grantChunkBytes, grantName, temporaryName, writeBase } from './ledger.ts';
 import { createLedgerFiles, type LedgerFiles } from './ledger-files.ts';
 import { createMountQuota } from './mount-quota.ts';
 import { createQuota, type Quota } from './quota.ts';
 import { createRecount } from './recount.ts';
 
-const unending = new AbortController().signal;
+const neverAborts = new AbortController().signal;
 const MiB = 1024 * 1024;
 const diskUsage = (folder: string): number =>
   Number(execFileSync('du', ['-s', '-B1', folder], { encoding: 'utf8' }).split('\t')[0]);
@@ -34,7 +34,7 @@ test.each([
   [1024 * MiB, 16 * MiB],
   [1024 ** 3 * MiB, 16 * MiB],
 ])('the chunk of a limit of %d bytes is %d bytes', (limit, chunk) => {
-  expect(chunkOf(limit)).toBe(chunk);
+  expect(grantChunkBytes(limit)).toBe(chunk);
 });
 
 test('a grant that exceeds the limit is reverted', async () => {
@@ -43,17 +43,17 @@ test('a grant that exceeds the limit is reverted', async () => {
   const { clock, texts } = folder;
   texts.set('base', JSON.stringify({ version: 1, epoch: 1, used: 0, counting: false, countedAt: 0 }));
   // Another member takes the rest between our look and our write.
-  const late: LedgerFiles = {
+  const overtakenFiles: LedgerFiles = {
     ...files,
     write: async (name, text) => {
       await files.write(name, text);
       texts.set(grantName(1, 'other'), '{"granted":600}');
     },
   };
-  const ledger = createLedger({ files: late, clock, signal: unending, member: 'a', limit: 1000 });
-  const raised = ledger.raise(1, 500, 7);
-  await folder.run(raised, () => undefined);
-  expect(await raised).toBe('full');
+  const ledger = createLedger({ files: overtakenFiles, clock, signal: neverAborts, member: 'a', limit: 1000 });
+  const raiseResult = ledger.raiseGrant(1, 500, 7);
+  await folder.run(raiseResult, () => undefined);
+  expect(await raiseResult).toBe('full');
   expect(texts.get(grantName(1, 'a'))).toBe('{"version":1,"granted":7}\n');
 });
 
@@ -62,7 +62,7 @@ describe.skipIf(needs('ganesha'))('the ledger on nfs-ganesha', () => {
 
   const connect = (path: string): Promise<OpenExport> => openExport(ganesha.server, path);
   const filesOf = ({ nfs, root }: OpenExport, member: string): LedgerFiles =>
-    createLedgerFiles({ nfs, folder: root, options: { deadlineMs: 10_000 }, scratch: scratchName(member) });
+    createLedgerFiles({ nfs, folder: root, options: { deadlineMs: 10_000 }, temporaryName: temporaryName(member) });
 
   test('writes files atomically, creates them exclusively, and lets one of several renew them', async () => {
     const { folder } = ganesha.fresh();
@@ -73,15 +73,15 @@ describe.skipIf(needs('ganesha'))('the ledger on nfs-ganesha', () => {
     await one.write('x', 'a longer text');
     await other.write('x', 'short');
     expect(await one.read('x')).toBe('short');
-    expect(await Promise.all([one.take('turn', 'a'), other.take('turn', 'b')])).toContain(false);
-    const looks = (await one.look('turn')) ?? '';
-    const renewed = await Promise.all([one.renew('turn', looks), other.renew('turn', looks)]);
-    expect(renewed.filter((isDone) => isDone)).toHaveLength(1);
-    expect(await one.look('turn')).not.toBe(looks);
-    expect(await one.renew('turn', looks)).toBe(false);
+    expect(await Promise.all([one.tryCreate('turn', 'a'), other.tryCreate('turn', 'b')])).toContain(false);
+    const fingerprint = (await one.fingerprint('turn')) ?? '';
+    const touchResults = await Promise.all([one.touch('turn', fingerprint), other.touch('turn', fingerprint)]);
+    expect(touchResults.filter((isDone) => isDone)).toHaveLength(1);
+    expect(await one.fingerprint('turn')).not.toBe(fingerprint);
+    expect(await one.touch('turn', fingerprint)).toBe(false);
     for (const name of ['x', 'x', 'turn']) await one.remove(name);
     expect(await other.names()).toEqual([]);
-    expect(await one.renew('turn')).toBe(false);
+    expect(await one.touch('turn')).toBe(false);
     writeFileSync(join(folder, 'large'), 'x'.repeat(5000));
     mkdirSync(join(folder, 'folder'));
     expect([await one.read('large'), await one.read('folder')]).toEqual(['', '']);
@@ -97,9 +97,9 @@ describe.skipIf(needs('ganesha'))('the ledger on nfs-ganesha', () => {
     using client = await connect(folder);
     const du = diskUsage(folder);
     expect(await countTree(client.nfs, client.root, {})).toEqual({ bytes: du, complete: true });
-    const stopped = new AbortController();
-    stopped.abort(new Error('enough'));
-    await expect(countTree(client.nfs, client.root, { signal: stopped.signal })).rejects.toThrow();
+    const abort = new AbortController();
+    abort.abort(new Error('enough'));
+    await expect(countTree(client.nfs, client.root, { signal: abort.signal })).rejects.toThrow();
   });
 
   test('grants more than half of the rest to at most one of two concurrent members', async () => {
@@ -110,12 +110,12 @@ describe.skipIf(needs('ganesha'))('the ledger on nfs-ganesha', () => {
     const clock = systemClock();
     const nodes = [a, b].map((client, i) => {
       const member = `host-${i}`;
-      return createLedger({ files: filesOf(client, member), clock, signal: unending, member, limit: 1000 });
+      return createLedger({ files: filesOf(client, member), clock, signal: neverAborts, member, limit: 1000 });
     });
     for (let round = 0; round < 20; round++) {
-      for (const ledger of nodes) await ledger.set(1, 0);
-      for (const ledger of nodes) await ledger.look();
-      const answers = await Promise.all(nodes.map((ledger) => ledger.raise(1, 600, 0)));
+      for (const ledger of nodes) await ledger.setGrant(1, 0);
+      for (const ledger of nodes) await ledger.refresh();
+      const answers = await Promise.all(nodes.map((ledger) => ledger.raiseGrant(1, 600, 0)));
       expect(answers).toContain('full');
     }
   });
@@ -133,18 +133,18 @@ describe.skipIf(needs('ganesha'))('the ledger on nfs-ganesha', () => {
     const failures: unknown[] = [];
     const quotas = clients.map((client, i): Quota => {
       const member = `host-${i}`;
-      const kept = { epoch: 0, growth: 0 };
+      const stored = { epoch: 0, growth: 0 };
       return createQuota({
-        ledger: createLedger({ files: filesOf(client, member), clock, signal: unending, member, limit }),
+        ledger: createLedger({ files: filesOf(client, member), clock, signal: neverAborts, member, limit }),
         recount: createRecount({
           files: filesOf(client, `${member}.count`),
           clock,
           count: (signal) => countTree(volume.nfs, volume.root, { signal }),
         }),
-        kept: { read: () => kept, write: (epoch, growth) => void Object.assign(kept, { epoch, growth }) },
+        storedGrowth: { read: () => stored, write: (epoch, growth) => void Object.assign(stored, { epoch, growth }) },
         clock,
         limit,
-        signal: unending,
+        signal: neverAborts,
         failed: (cause) => void failures.push(cause),
       });
     });
@@ -155,14 +155,14 @@ describe.skipIf(needs('ganesha'))('the ledger on nfs-ganesha', () => {
         for (let bytes = 0; ; bytes += step) {
           const answer = await quota.admit(step).catch((cause: { code?: unknown }) => cause.code);
           if (answer === 'EDQUOT') return bytes;
-          quota.changed(step, step);
+          quota.recordUsage(step, step);
         }
       }),
     );
     const used = diskUsage(data);
     const sum = admitted.reduce((all, bytes) => all + bytes, used);
     expect(sum).toBeLessThanOrEqual(limit);
-    expect(sum).toBeGreaterThan(limit - 4 * chunkOf(limit));
+    expect(sum).toBeGreaterThan(limit - 4 * grantChunkBytes(limit));
     await Promise.all(quotas.map((quota) => quota.close()));
     const grants = readdirSync(ledgerFolder).filter((name) => name.startsWith('grant.'));
     const texts = grants.map((name) => readFileSync(join(ledgerFolder, name), 'utf8'));
@@ -181,29 +181,29 @@ describe.skipIf(needs('ganesha'))('the ledger on nfs-ganesha', () => {
     chownSync(ledgerFolder, 4711, 4711);
     writeFileSync(join(data, 'file'), Buffer.alloc(MiB, 1));
     using volume = await connect(data);
-    using own = await connect(ledgerFolder);
-    const kept = { epoch: 0, growth: 0 };
-    const stopping = new AbortController();
-    const [root, ledger] = [volume.root, own.root].map((handle) => Buffer.from(handle).toString('base64'));
+    using ledgerExport = await connect(ledgerFolder);
+    const stored = { epoch: 0, growth: 0 };
+    const unmount = new AbortController();
+    const [root, ledger] = [volume.root, ledgerExport.root].map((handle) => Buffer.from(handle).toString('base64'));
     const quota = createMountQuota({
       nfs: volume.nfs,
       quota: { bytes: 64 * MiB, ledger: ledger ?? '', host: 'node-1' },
       mount: 'stowage:sv1-x.ab',
       spec: { root: root ?? '', squash: 'all', uid: 4711, gid: 4711, softMs: 10_000 },
-      kept: { read: () => kept, write: (epoch, growth) => void Object.assign(kept, { epoch, growth }) },
-      signal: stopping.signal,
+      storedGrowth: { read: () => stored, write: (epoch, growth) => void Object.assign(stored, { epoch, growth }) },
+      signal: unmount.signal,
       failed: (cause) => expect.fail(String(cause)),
     });
     await quota.admit(2 * MiB);
     const { bytes, used } = quota.statfs();
     expect(bytes).toBe(64 * MiB);
     expect(used).toBe(diskUsage(data) + 2 * MiB);
-    stopping.abort();
+    unmount.abort();
     await quota.close();
     const files = readdirSync(ledgerFolder).toSorted();
     expect(files).toEqual(['base', expect.stringMatching(/^grant\.1\.node-1\.[0-9a-f]{12}$/)]);
     for (const file of files) expect(statSync(join(ledgerFolder, file)).uid).toBe(4711);
-    expect(kept).toEqual({ epoch: 1, growth: 2 * MiB });
+    expect(stored).toEqual({ epoch: 1, growth: 2 * MiB });
   });
 
   test('returns to another node the base that was written', async () => {
@@ -212,14 +212,14 @@ describe.skipIf(needs('ganesha'))('the ledger on nfs-ganesha', () => {
     using b = await connect(folder);
     await writeBase(filesOf(a, 'a'), { epoch: 7, used: 2 ** 50, counting: true, countedAt: 5 });
     const clock = systemClock();
-    const other = createLedger({ files: filesOf(b, 'b'), clock, signal: unending, member: 'b', limit: 2 ** 51 });
-    expect(await other.look()).toMatchObject({
+    const other = createLedger({ files: filesOf(b, 'b'), clock, signal: neverAborts, member: 'b', limit: 2 ** 51 });
+    expect(await other.refresh()).toMatchObject({
       epoch: 7,
       used: 2 ** 50,
       counting: true,
       countedAt: 5,
       limit: 2 ** 51,
-      others: 0,
+      otherGrants: 0,
     });
   });
 });

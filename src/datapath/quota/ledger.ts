@@ -4,25 +4,25 @@ import { asJsonObject, type JsonObject, jsonIn } from '#base/json.ts';
 import type { LedgerFiles } from './ledger-files.ts';
 
 /**
- * How the nodes of a volume agree on what each may write. `base` records the usage at the last count; every member (a
- * mount) has a file with its grant beyond that. Invariant: used + all grants <= limit.
+ * How the nodes of a volume agree on how much each may write. `base` records the usage at the last count; every member
+ * (a mount) has a file with its grant beyond that. Invariant: used + all grants <= limit.
  *
  * To get more, a member first writes the higher grant, then reads all grants, and reverts if the sum is too high. Of
  * two concurrent members, at least the one that wrote last sees the other, so they never both succeed wrongly. A grant
- * counts until its epoch ends, whatever became of its member; a new count starts a new epoch without grants. Grants can
- * be negative: deleted space becomes available to others.
+ * counts until its epoch ends, even if its member is gone; a new count starts a new epoch without grants. Grants can be
+ * negative: deleted space becomes available to others.
  */
 export interface Ledger {
-  /** The ledger at this member's last look. Undefined: not read yet, or nothing was counted yet. */
+  /** The ledger at this member's last refresh. Undefined: not read yet, or nothing was counted yet. */
   readonly view: LedgerView | undefined;
-  look(): Promise<LedgerView | undefined>;
+  refresh(): Promise<LedgerView | undefined>;
   /**
-   * Raises this member's grant to at least `least`, plus a chunk beyond `holds` if there is room. Returns the new
-   * grant; `full`: no room; `over`: another epoch has started.
+   * Raises this member's grant to at least `minGrant`, plus a chunk beyond `currentGrant` if there is room. Returns the
+   * new grant; `full`: no room; `over`: another epoch has started.
    */
-  raise(epoch: number, least: number, holds: number): Promise<number | 'full' | 'over'>;
+  raiseGrant(epoch: number, minGrant: number, currentGrant: number): Promise<number | 'full' | 'over'>;
   /** Sets the grant without checking: a lower one, or what is already used. */
-  set(epoch: number, granted: number): Promise<void>;
+  setGrant(epoch: number, granted: number): Promise<void>;
 }
 
 export interface LedgerBase {
@@ -35,11 +35,11 @@ export interface LedgerBase {
 }
 
 export interface LedgerView extends LedgerBase {
-  /** The elapsed time of the look. */
-  readonly at: number;
+  /** Time of the refresh, by `clock.elapsed`. */
+  readonly readAt: number;
   readonly limit: number;
   /** The sum of the other members' grants in this epoch. */
-  readonly others: number;
+  readonly otherGrants: number;
 }
 
 export interface LedgerParts {
@@ -55,67 +55,74 @@ export interface LedgerParts {
 
 const maxChunkBytes = 16 * 1024 * 1024;
 /** Size of one grant step, and of the idle grant per member: the promised bounds follow from it. */
-export const chunkOf = (limit: number): number => Math.min(maxChunkBytes, Math.floor(limit / 64));
+export const grantChunkBytes = (limit: number): number => Math.min(maxChunkBytes, Math.floor(limit / 64));
 
 const baseName = 'base';
 const limitName = 'limit';
 export const grantName = (epoch: number, member: string): string => `grant.${epoch}.${member}`;
 /** Unique per process, so that leftovers of a dead process do not interfere. */
-export const scratchName = (writer: string): string => `tmp.${writer}`;
+export const temporaryName = (writer: string): string => `tmp.${writer}`;
 /** Undefined: not a grant. */
 export function epochOf(name: string): number | undefined {
   const [, epoch] = /^grant\.(\d{1,15})\./.exec(name) ?? [];
   return epoch === undefined ? undefined : Number(epoch);
 }
 
-/** Refusals before reporting that it is full: others may be about to revert their grants. */
+/** Refusals before reporting that the volume is full: other members may be about to revert their grants. */
 const maxRefusals = 3;
 const maxAttempts = 12;
-const pauseMs = 20;
-const readsAtOnce = 16;
+const retryStepMs = 20;
+const maxReadsInFlight = 16;
 
 export function createLedger(parts: LedgerParts): Ledger {
   const { files, clock, signal, member, random = Math.random } = parts;
-  let seen: LedgerView | undefined;
+  let lastView: LedgerView | undefined;
 
-  async function look(): Promise<LedgerView | undefined> {
-    seen = await readView(parts);
-    return seen;
+  async function refresh(): Promise<LedgerView | undefined> {
+    lastView = await readView(parts);
+    return lastView;
   }
 
-  const set: Ledger['set'] = (epoch, granted) =>
+  const setGrant: Ledger['setGrant'] = (epoch, granted) =>
     files.write(grantName(epoch, member), `${JSON.stringify({ version: 1, granted })}\n`);
 
   /** Write first, then check: see above. */
-  async function claim(epoch: number, holds: number, wanted: number): Promise<'granted' | 'too much' | 'over'> {
-    await set(epoch, wanted);
-    const after = await look();
+  async function tryGrant(
+    epoch: number,
+    currentGrant: number,
+    wanted: number,
+  ): Promise<'granted' | 'too much' | 'over'> {
+    await setGrant(epoch, wanted);
+    const after = await refresh();
     if (after?.epoch !== epoch) return 'over';
-    if (after.used + after.others + wanted <= after.limit) return 'granted';
-    await set(epoch, holds);
+    if (after.used + after.otherGrants + wanted <= after.limit) return 'granted';
+    await setGrant(epoch, currentGrant);
     return 'too much';
   }
 
   return {
     get view() {
-      return seen;
+      return lastView;
     },
-    look,
-    set,
-    raise: async (epoch, least, holds) => {
+    refresh,
+    setGrant,
+    raiseGrant: async (epoch, minGrant, currentGrant) => {
       let refusals = 0;
       for (let attempt = 0; attempt < maxAttempts && refusals < maxRefusals; attempt++) {
-        const isFirst = attempt === 0 && seen !== undefined;
-        if (!isFirst) await clock.sleep(attempt === 0 ? 0 : random() * pauseMs * attempt, signal);
-        const view = isFirst ? seen : await look();
+        const isFirst = attempt === 0 && lastView !== undefined;
+        if (!isFirst) await clock.sleep(attempt === 0 ? 0 : random() * retryStepMs * attempt, signal);
+        const view = isFirst ? lastView : await refresh();
         if (view?.epoch !== epoch) return 'over';
-        const room = view.limit - view.used - view.others;
-        if (room < least) {
+        const room = view.limit - view.used - view.otherGrants;
+        if (room < minGrant) {
           if (!isFirst) refusals++;
           continue;
         }
-        const wanted = Math.min(room, Math.max(least, holds + (attempt < 2 ? chunkOf(view.limit) : 0)));
-        const answer = await claim(epoch, holds, wanted);
+        const wanted = Math.min(
+          room,
+          Math.max(minGrant, currentGrant + (attempt < 2 ? grantChunkBytes(view.limit) : 0)),
+        );
+        const answer = await tryGrant(epoch, currentGrant, wanted);
         if (answer === 'over') return 'over';
         if (answer === 'granted') return wanted;
       }
@@ -125,29 +132,34 @@ export function createLedger(parts: LedgerParts): Ledger {
 }
 
 async function readView({ files, clock, member, limit }: LedgerParts): Promise<LedgerView | undefined> {
-  const at = clock.elapsed();
+  const readAt = clock.elapsed();
   const names = await files.names();
   if (!names.includes(baseName)) return undefined;
-  const [base, raised] = await Promise.all([readBase(files), names.includes(limitName) ? readLimit(files) : 0]);
+  const [base, storedLimit] = await Promise.all([readBase(files), names.includes(limitName) ? readLimit(files) : 0]);
   if (base === undefined) return undefined;
-  return { ...base, at, limit: Math.max(limit, raised), others: await sumOf(files, names, base.epoch, member) };
+  return {
+    ...base,
+    readAt,
+    limit: Math.max(limit, storedLimit),
+    otherGrants: await sumGrants(files, names, base.epoch, member),
+  };
 }
 
 /** Sum of the grants of an epoch, except for one member. */
-export async function sumOf(
+export async function sumGrants(
   files: LedgerFiles,
   names: readonly string[],
   epoch: number,
-  without?: string,
+  exceptMember?: string,
 ): Promise<number> {
-  const own = without === undefined ? undefined : grantName(epoch, without);
+  const exceptName = exceptMember === undefined ? undefined : grantName(epoch, exceptMember);
   let sum = 0;
   await eachBounded(
-    names.filter((name) => epochOf(name) === epoch && name !== own),
-    readsAtOnce,
+    names.filter((name) => epochOf(name) === epoch && name !== exceptName),
+    maxReadsInFlight,
     async (name) => {
       const found = fieldsOf(await files.read(name));
-      if (isWhole(found['granted'])) sum += found['granted'];
+      if (isInteger(found['granted'])) sum += found['granted'];
     },
   );
   return sum;
@@ -170,5 +182,5 @@ async function readLimit(files: LedgerFiles): Promise<number> {
 /** Ignores foreign content. */
 const fieldsOf = (text: string | undefined): JsonObject => asJsonObject(jsonIn(text ?? '')) ?? {};
 
-const isWhole = (value: unknown): value is number => Number.isSafeInteger(value);
-const isCount = (value: unknown): value is number => isWhole(value) && value >= 0;
+const isInteger = (value: unknown): value is number => Number.isSafeInteger(value);
+const isCount = (value: unknown): value is number => isInteger(value) && value >= 0;

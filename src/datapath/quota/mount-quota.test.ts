@@ -8,7 +8,7 @@ import type { CallOptions } from '#wire/rpc/client.ts';
 import { createMountQuota } from './mount-quota.ts';
 
 /** Never answers; a call ends when its caller gives up. */
-const silent = new Proxy({} as NfsClient, {
+const silentServer = new Proxy({} as NfsClient, {
   get:
     () =>
     (...args: readonly unknown[]): Promise<never> => {
@@ -21,21 +21,21 @@ const silent = new Proxy({} as NfsClient, {
 
 test('a removed mount does not wait for a dead server, even if a request is pending', async () => {
   const clock = createFakeClock();
-  const gone = new AbortController();
+  const unmount = new AbortController();
   const quota = createMountQuota({
-    nfs: silent,
+    nfs: silentServer,
     clock,
-    signal: gone.signal,
+    signal: unmount.signal,
     mount: 'stowage:sv1-x.ab',
     failed: () => undefined,
     quota: { bytes: 2 ** 30, ledger: '', host: 'node-1' },
     spec: { root: '', squash: 'all', uid: 4711, gid: 4711, softMs: undefined },
-    kept: { read: () => ({ epoch: 0, growth: 0 }), write: () => undefined },
+    storedGrowth: { read: () => ({ epoch: 0, growth: 0 }), write: () => undefined },
   });
   const admitted = quota.admit(4096);
   admitted.catch(() => undefined);
   await new Promise(setImmediate);
-  gone.abort(new Error('unmounted'));
+  unmount.abort(new Error('unmounted'));
   let isClosed = false;
   const closed = quota.close().finally(() => {
     isClosed = true;
@@ -51,43 +51,43 @@ test('a removed mount does not wait for a dead server, even if a request is pend
 
 describe('while calls of a predecessor may still run', () => {
   /** Successive processes that serve a mount on our own server, and the names that they create in the ledger. */
-  async function volume() {
-    const own = await startOwnServer();
-    for (const name of ['data', 'ledger']) mkdirSync(join(own.directory, name));
-    const { nfs, root } = await own.mount();
+  async function createSharedVolume() {
+    const server = await startOwnServer();
+    for (const name of ['data', 'ledger']) mkdirSync(join(server.directory, name));
+    const { nfs, root } = await server.mount();
     const [data, folder] = [(await nfs.lookup(root, 'data')).handle, (await nfs.lookup(root, 'ledger')).handle];
     const uid = process.getuid?.() ?? 0;
-    const kept = { epoch: 0, growth: 0 };
+    const stored = { epoch: 0, growth: 0 };
     return (ready?: Promise<void>) => {
-      const made: string[] = [];
-      const asked: string[] = [];
-      const spied: NfsClient = {
+      const createdNames: string[] = [];
+      const readdirCalls: string[] = [];
+      const recordingNfs: NfsClient = {
         ...nfs,
         readdir: (...args) => {
-          asked.push('readdir');
+          readdirCalls.push('readdir');
           return nfs.readdir(...args);
         },
         create: (directory, name, ...how) => {
-          if (typeof name === 'string') made.push(name);
+          if (typeof name === 'string') createdNames.push(name);
           return nfs.create(directory, name, ...how);
         },
       };
       const quota = createMountQuota({
-        nfs: spied,
+        nfs: recordingNfs,
         mount: 'one',
         signal: new AbortController().signal,
         ready: () => ready,
         failed: (cause) => expect.fail(String(cause)),
         quota: { bytes: 2 ** 30, ledger: Buffer.from(folder).toString('base64'), host: 'node-1' },
         spec: { root: Buffer.from(data).toString('base64'), squash: 'all', uid, gid: uid, softMs: undefined },
-        kept: { read: () => kept, write: (epoch, growth) => void Object.assign(kept, { epoch, growth }) },
+        storedGrowth: { read: () => stored, write: (epoch, growth) => void Object.assign(stored, { epoch, growth }) },
       });
-      return { quota, made, asked };
+      return { quota, made: createdNames, asked: readdirCalls };
     };
   }
 
   test('nothing in the ledger is changed before they are drained', async () => {
-    const start = await volume();
+    const start = await createSharedVolume();
     const { promise: drained, resolve } = Promise.withResolvers<void>();
     const { quota, made, asked } = start(drained);
     let isAdmitted = false;
@@ -107,11 +107,11 @@ describe('while calls of a predecessor may still run', () => {
   });
 
   test('no process writes to a temporary file of another one', async () => {
-    const start = await volume();
+    const start = await createSharedVolume();
     const processes = [start(), start()];
     for (const { quota } of processes) {
       await quota.admit(4096);
-      quota.changed(4096, 4096);
+      quota.recordUsage(4096, 4096);
       await quota.close();
     }
     const [first, second] = processes.map(({ made }) => new Set(made.filter((name) => name.startsWith('tmp.'))));

@@ -8,7 +8,7 @@ import { isTransient } from '../errors.ts';
 import type { MountSpec, QuotaSpec } from '../mount-spec.ts';
 import type { StoredGrowth } from './account.ts';
 import { countTree } from './count-tree.ts';
-import { createLedger, scratchName } from './ledger.ts';
+import { createLedger, temporaryName } from './ledger.ts';
 import { createLedgerFiles, type LedgerFiles } from './ledger-files.ts';
 import { createQuota, type Quota } from './quota.ts';
 import { createRecount } from './recount.ts';
@@ -19,7 +19,7 @@ export interface MountQuotaParts {
   readonly quota: QuotaSpec;
   /** The mount's id: a node can have two mounts of one volume for a while, each with its own part of the ledger. */
   readonly mount: string;
-  readonly kept: StoredGrowth;
+  readonly storedGrowth: StoredGrowth;
   readonly clock?: Clock;
   /** Resolves when changes on the server may start. Undefined: now. */
   readonly ready?: (() => Promise<void> | undefined) | undefined;
@@ -29,33 +29,33 @@ export interface MountQuotaParts {
 }
 
 const retryMs = 500;
-const closeMs = 10_000;
+const closeTimeoutMs = 10_000;
 
 /** Creates the quota of a mount, with its ledger on the server. */
 export function createMountQuota(parts: MountQuotaParts): Quota {
-  const { nfs, spec, quota: given, mount, kept, clock = systemClock(), ready, signal, failed } = parts;
-  const ending = new AbortController();
+  const { nfs, spec, quota: quotaSpec, mount, storedGrowth, clock = systemClock(), ready, signal, failed } = parts;
+  const callsAbort = new AbortController();
   const options: CallOptions = {
     credential: storeCredential(spec),
     deadlineMs: spec.softMs ?? Infinity,
-    signal: ending.signal,
+    signal: callsAbort.signal,
   };
-  const member = `${given.host}.${createHash('sha256').update(mount).digest('hex').slice(0, 12)}`;
-  const folder: FileHandle = Buffer.from(given.ledger, 'base64');
+  const member = `${quotaSpec.host}.${createHash('sha256').update(mount).digest('hex').slice(0, 12)}`;
+  const folder: FileHandle = Buffer.from(quotaSpec.ledger, 'base64');
   const root: FileHandle = Buffer.from(spec.root, 'base64');
-  // Separate temporary names: both may write at the same time, and a predecessor's write may arrive late.
-  const filesOf = (): LedgerFiles =>
-    createLedgerFiles({ nfs, folder, options, ready, scratch: scratchName(`${member}.${randomUUID()}`) });
-  const limit = given.bytes;
+  // Separate temporary names: ledger and recount may write at the same time, and a predecessor's write may arrive late.
+  const createFiles = (): LedgerFiles =>
+    createLedgerFiles({ nfs, folder, options, ready, temporaryName: temporaryName(`${member}.${randomUUID()}`) });
+  const limit = quotaSpec.bytes;
   const quota = createQuota({
-    ledger: createLedger({ files: filesOf(), clock, signal, member, limit }),
+    ledger: createLedger({ files: createFiles(), clock, signal, member, limit }),
     recount: createRecount({
-      files: filesOf(),
+      files: createFiles(),
       clock,
       count: (countSignal) =>
-        countTree(nfs, root, { ...options, signal: AbortSignal.any([countSignal, ending.signal]) }),
+        countTree(nfs, root, { ...options, signal: AbortSignal.any([countSignal, callsAbort.signal]) }),
     }),
-    kept,
+    storedGrowth,
     clock,
     limit,
     signal,
@@ -63,7 +63,7 @@ export function createMountQuota(parts: MountQuotaParts): Quota {
   });
 
   /** With `hard`, retries while the server is unreachable or answers JUKEBOX. */
-  async function patiently(bytes: number): Promise<void> {
+  async function admitWithRetry(bytes: number): Promise<void> {
     for (;;) {
       try {
         return await quota.admit(bytes);
@@ -76,11 +76,11 @@ export function createMountQuota(parts: MountQuotaParts): Quota {
 
   /** The next count finds grants that are not returned. A dead server must not keep the connection open forever. */
   async function close(): Promise<void> {
-    using _ = clock.after(closeMs, () => ending.abort(new Error('the server did not answer in time')));
+    using _ = clock.after(closeTimeoutMs, () => callsAbort.abort(new Error('the server did not answer in time')));
     await quota.close();
   }
 
-  return { ...quota, admit: patiently, close };
+  return { ...quota, admit: admitWithRetry, close };
 }
 
 /** Uses the store's identity, which may read the ledger and the whole tree. */

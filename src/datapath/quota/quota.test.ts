@@ -10,11 +10,11 @@ import {
   storedGrowth,
 } from '#testing/quota-nodes.ts';
 import { Errno } from '#wire/fuse/errno.ts';
-import { chunkOf, createLedger, grantName } from './ledger.ts';
+import { createLedger, grantChunkBytes, grantName } from './ledger.ts';
 import { createQuota } from './quota.ts';
 import { createRecount } from './recount.ts';
 
-const chunk = chunkOf(limit);
+const chunk = grantChunkBytes(limit);
 
 /** Like the file system: admit, write, settle. False: EDQUOT. */
 async function write(
@@ -22,20 +22,20 @@ async function write(
   tree: FileSizes,
   { quota }: QuotaNode,
   name: string,
-  to: number,
+  end: number,
 ): Promise<boolean> {
-  const most = Math.max(0, to - (tree.get(name) ?? 0));
+  const maxGrowth = Math.max(0, end - (tree.get(name) ?? 0));
   try {
-    await quota.admit(most);
+    await quota.admit(maxGrowth);
   } catch (cause) {
     if (cause instanceof Errno && cause.code === 'EDQUOT') return false;
     throw cause;
   }
   await folder.turn();
   const before = tree.get(name) ?? 0;
-  tree.set(name, Math.max(before, to));
+  tree.set(name, Math.max(before, end));
   await folder.turn();
-  quota.changed(Math.max(0, to - before), most);
+  quota.recordUsage(Math.max(0, end - before), maxGrowth);
   return true;
 }
 
@@ -44,7 +44,7 @@ async function remove(folder: SharedFolder, tree: FileSizes, { quota }: QuotaNod
   const before = tree.get(name) ?? 0;
   tree.delete(name);
   await folder.turn();
-  quota.changed(-before);
+  quota.recordUsage(-before);
 }
 
 describe.each(Array.from({ length: 16 }, (_, i) => i + 1))('nodes that share a volume, with seed %d', (seed) => {
@@ -52,28 +52,28 @@ describe.each(Array.from({ length: 16 }, (_, i) => i + 1))('nodes that share a v
     const folder = createSharedFolder(seed * 104_729);
     const tree: FileSizes = new Map([['old', limit - 1000]]);
     const [a, b] = [startQuotaNode(folder, tree, 'a'), startQuotaNode(folder, tree, 'b')];
-    const look = (): void => expect(sizeOf(tree)).toBeLessThanOrEqual(limit);
+    const expectWithinLimit = (): void => expect(sizeOf(tree)).toBeLessThanOrEqual(limit);
     // Both have read the ledger, so they ask at the same time.
     for (const one of [a, b]) {
-      await folder.run(one.quota.admit(1), look);
-      one.quota.changed(0, 1);
-      await folder.run(settled(folder, one), look);
-      await folder.run(one.quota.close(), look);
+      await folder.run(one.quota.admit(1), expectWithinLimit);
+      one.quota.recordUsage(0, 1);
+      await folder.run(waitForMaintenance(folder, one), expectWithinLimit);
+      await folder.run(one.quota.close(), expectWithinLimit);
     }
-    const both = Promise.all([write(folder, tree, a, 'new-a', 900), write(folder, tree, b, 'new-b', 900)]);
-    await folder.run(both, look);
-    const answers = await both;
+    const bothWrites = Promise.all([write(folder, tree, a, 'new-a', 900), write(folder, tree, b, 'new-b', 900)]);
+    await folder.run(bothWrites, expectWithinLimit);
+    const answers = await bothWrites;
     expect(answers.filter((isDone) => isDone).length).toBeLessThanOrEqual(1);
     const winner = answers[1] ? b : a;
     const name = answers[1] ? 'new-b' : 'new-a';
-    await folder.run(settled(folder, winner), look);
+    await folder.run(waitForMaintenance(folder, winner), expectWithinLimit);
     const last = write(folder, tree, winner, name, 1000);
-    await folder.run(last, look);
+    await folder.run(last, expectWithinLimit);
     expect(await last).toBe(true);
   });
 });
 
-const settled = async (folder: SharedFolder, { quota }: QuotaNode): Promise<void> => {
+const waitForMaintenance = async (folder: SharedFolder, { quota }: QuotaNode): Promise<void> => {
   quota.statfs();
   await folder.clock.sleep(1_000, neverAborts);
 };
@@ -84,16 +84,16 @@ describe('a single node', () => {
     const tree: FileSizes = new Map([['old', used]]);
     const one = startQuotaNode(folder, tree, 'a');
     const run = <T>(work: Promise<T>): Promise<T> => folder.run(work, () => undefined).then(() => work);
-    const put = (name: string, to: number, by = one) => run(write(folder, tree, by, name, to));
-    return { folder, tree, one, run, put };
+    const writeTo = (name: string, to: number, writer = one) => run(write(folder, tree, writer, name, to));
+    return { folder, tree, one, run, put: writeTo };
   };
-  const full = expect.objectContaining({ code: 'EDQUOT' });
+  const quotaExceeded = expect.objectContaining({ code: 'EDQUOT' });
 
   test('can use the whole size to the byte, and again what it frees', async () => {
     const { folder, tree, one, run, put } = setUp();
     for (let to = 1000; to <= limit; to += 1000) expect(await put('new', to)).toBe(true);
     expect(one.quota.statfs()).toEqual({ bytes: limit, used: limit });
-    await expect(run(one.quota.admit(1))).rejects.toEqual(full);
+    await expect(run(one.quota.admit(1))).rejects.toEqual(quotaExceeded);
     expect(await put('new', limit)).toBe(true);
     await run(remove(folder, tree, one, 'new'));
     expect(await put('other', limit)).toBe(true);
@@ -109,7 +109,7 @@ describe('a single node', () => {
     const { one, run } = setUp();
     for (let i = 0; i < 10; i++) {
       await run(one.quota.admit(limit / 2));
-      one.quota.changed(0, limit / 2);
+      one.quota.recordUsage(0, limit / 2);
     }
     expect(one.quota.statfs().used).toBe(0);
   });
@@ -118,7 +118,7 @@ describe('a single node', () => {
     const { folder, tree, one, run, put } = setUp();
     await put('new', limit);
     await run(remove(folder, tree, one, 'new'));
-    await run(settled(folder, one));
+    await run(waitForMaintenance(folder, one));
     expect(await put('other', limit - 3 * chunk, startQuotaNode(folder, tree, 'b'))).toBe(true);
   });
 
@@ -129,7 +129,7 @@ describe('a single node', () => {
     const successor = startQuotaNode(folder, tree, 'a', storedGrowth({ ...one.kept.value }));
     expect(await put('more', limit / 2 + 1, successor)).toBe(false);
     expect(await put('more', limit / 2, successor)).toBe(true);
-    // Otherwise a new count found it.
+    // The same epoch: no new count was needed.
     expect(successor.kept.value).toEqual({ epoch, growth: limit });
   });
 
@@ -140,7 +140,7 @@ describe('a single node', () => {
     expect(one.kept.value).toEqual({ epoch: 2, growth: limit / 2 });
     expect(await put('more', limit / 2 + 1, startQuotaNode(folder, tree, 'c'))).toBe(false);
     tree.set('new', limit / 2);
-    one.quota.changed(limit / 2, limit / 2);
+    one.quota.recordUsage(limit / 2, limit / 2);
     expect(one.kept.value).toEqual({ epoch: 2, growth: limit / 2 });
   });
 
@@ -149,34 +149,34 @@ describe('a single node', () => {
       const successor = startQuotaNode(folder, tree, 'a', storedGrowth({ ...one.kept.value }));
       successor.quota.adopt(limit / 2);
       tree.set('new', limit / 2);
-      successor.quota.changed(limit / 2, limit / 2);
+      successor.quota.recordUsage(limit / 2, limit / 2);
       return successor;
     };
 
     test('moves into the epoch, since the count may have been earlier', async () => {
-      const all = setUp();
-      await all.run(all.one.quota.admit(limit / 2));
-      all.one.die();
-      await all.run(startQuotaNode(all.folder, all.tree, 'b').recount(neverAborts));
-      const successor = successorOf(all);
-      await all.run(settled(all.folder, successor));
+      const setup = setUp();
+      await setup.run(setup.one.quota.admit(limit / 2));
+      setup.one.die();
+      await setup.run(startQuotaNode(setup.folder, setup.tree, 'b').recount(neverAborts));
+      const successor = successorOf(setup);
+      await setup.run(waitForMaintenance(setup.folder, successor));
       expect(successor.kept.value).toEqual({ epoch: 2, growth: limit / 2 });
     });
 
     test('counts once if there was no new epoch', async () => {
-      const all = setUp();
-      await all.run(all.one.quota.admit(limit / 2));
-      all.one.die();
-      const successor = successorOf(all);
-      await all.run(settled(all.folder, successor));
+      const setup = setUp();
+      await setup.run(setup.one.quota.admit(limit / 2));
+      setup.one.die();
+      const successor = successorOf(setup);
+      await setup.run(waitForMaintenance(setup.folder, successor));
       expect(successor.kept.value).toEqual({ epoch: 1, growth: limit / 2 });
-      await all.run(startQuotaNode(all.folder, all.tree, 'b').recount(neverAborts));
-      await all.run(settled(all.folder, successor));
+      await setup.run(startQuotaNode(setup.folder, setup.tree, 'b').recount(neverAborts));
+      await setup.run(waitForMaintenance(setup.folder, successor));
       expect(successor.kept.value).toEqual({ epoch: 2, growth: 0 });
     });
   });
 
-  test('an old view of the ledger is not used, however much is left', async () => {
+  test('does not use an old view of the ledger, even if its grant has room', async () => {
     const { folder, tree, one, run, put } = setUp();
     await put('new', 1);
     tree.set('foreign', limit - 1);
@@ -185,7 +185,7 @@ describe('a single node', () => {
     expect(one.kept.value).toEqual({ epoch: 2, growth: 0 });
   });
 
-  test('a node that is gone counts until the next count finds the real usage', async () => {
+  test('counts the grant of a dead node until the next count finds the real usage', async () => {
     const { folder, tree, one, run, put } = setUp();
     await run(one.quota.admit(limit));
     one.die();
@@ -199,19 +199,19 @@ describe('a single node', () => {
     expect([...folder.texts.keys()].filter((name) => name.startsWith('grant.'))).toEqual([grantName(2, 'b')]);
   });
 
-  test('a count finds writes by other clients', async () => {
+  test('finds writes by other clients in the next count', async () => {
     const { folder, tree, one, run, put } = setUp();
     await put('new', 1000);
     tree.set('foreign', limit - 1000);
     await run(folder.clock.sleep(11 * 60_000, neverAborts));
     one.quota.statfs();
     await run(folder.clock.sleep(10_000, neverAborts));
-    await run(settled(folder, one));
+    await run(waitForMaintenance(folder, one));
     expect(one.quota.statfs().used).toBe(limit);
     expect(await put('more', 1000)).toBe(false);
   });
 
-  test('a grown volume has room at once without a remount', async () => {
+  test('can use a grown volume at once, without a remount', async () => {
     const { folder, one, put } = setUp();
     await put('new', limit);
     expect(await put('new', limit + 1)).toBe(false);
@@ -220,7 +220,7 @@ describe('a single node', () => {
     expect(one.quota.statfs()).toEqual({ bytes: 2 * limit, used: 2 * limit });
   });
 
-  test('foreign content in the directory is ignored', async () => {
+  test('ignores foreign content in the ledger directory', async () => {
     const { folder, put } = setUp();
     await put('new', 1000);
     for (const text of ['', '{', 'null', '[]', '{"granted":"much"}', '{"granted":1e300}'])
@@ -230,29 +230,29 @@ describe('a single node', () => {
     expect(await put('new', limit)).toBe(true);
   });
 
-  test('a node that died while counting is waited for, but not forever', async () => {
+  test('takes over the count of a dead node after two minutes', async () => {
     const { folder, tree, run, put } = setUp();
     folder.texts.set('scan', 'somebody');
     const other = startQuotaNode(folder, tree, 'b');
-    const since = folder.clock.elapsed();
+    const startedAt = folder.clock.elapsed();
     expect(await put('new', 1000, other)).toBe(true);
-    expect(folder.clock.elapsed() - since).toBeGreaterThan(100_000);
+    expect(folder.clock.elapsed() - startedAt).toBeGreaterThan(100_000);
     expect(folder.texts.has('scan')).toBe(false);
     await run(other.quota.close());
   });
 
-  test('a failed count is reported to the requests that wait for it', async () => {
+  test('reports a failed count to the requests that wait for it', async () => {
     const folder = createSharedFolder(1);
     const { clock } = folder;
     const ledger = createLedger({ files: folder.files(), clock, signal: neverAborts, member: 'a', limit });
     const count = (): Promise<never> => Promise.reject(new Error('no answer'));
     const recount = createRecount({ files: folder.files(), clock, count });
-    const told: unknown[] = [];
-    const failed = (cause: unknown): void => void told.push(cause);
+    const failures: unknown[] = [];
+    const failed = (cause: unknown): void => void failures.push(cause);
     const quota = createQuota({
       ledger,
       recount,
-      kept: storedGrowth(),
+      storedGrowth: storedGrowth(),
       clock,
       limit,
       signal: neverAborts,

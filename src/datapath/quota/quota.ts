@@ -2,7 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import { type Account, createAccount, type StoredGrowth } from './account.ts';
 import type { Ledger, LedgerView } from './ledger.ts';
-import { freshMs, type Recount } from './recount.ts';
+import { maxViewAgeMs, type Recount } from './recount.ts';
 
 /** Enforces a volume's size for one mount, together with the mounts of other nodes. */
 export interface Quota {
@@ -17,14 +17,14 @@ export interface Quota {
    * Call afterwards with the bytes used, or freed (negative). `admitted`: the bytes passed to `admit` for it, which no
    * longer count. Also for changes without `admit`: removal, truncation.
    */
-  changed(delta: number, admitted?: number): void;
+  recordUsage(delta: number, admitted?: number): void;
   /** Changes with each count; 0: nothing was counted yet. */
   epoch(): number;
   /**
    * Call before freeing space: returns the epoch in which it counts. If the epoch has changed afterwards, do not report
    * it, since the count may have seen it. Undefined: a count is in progress and may or may not see it.
    */
-  freeing(): Promise<number | undefined>;
+  epochBeforeFree(): Promise<number | undefined>;
   /** The values for statfs. Grants held by other nodes, a chunk or two each, may show as used. */
   statfs(): { readonly bytes: number; readonly used: number };
   /** Stops a running count and returns unused grants. */
@@ -34,7 +34,7 @@ export interface Quota {
 export interface QuotaParts {
   readonly ledger: Ledger;
   readonly recount: Recount;
-  readonly kept: StoredGrowth;
+  readonly storedGrowth: StoredGrowth;
   readonly clock: Clock;
   /** The volume's size at mount time. */
   readonly limit: number;
@@ -45,27 +45,27 @@ export interface QuotaParts {
 }
 
 /** Each count finds writes by other clients and leftovers of crashes. */
-const countEveryMs = 10 * 60_000;
+const recountIntervalMs = 10 * 60_000;
 /** When the volume is full a count may find space, but not at every write. */
-const countFullMs = 30_000;
+const recountWhenFullMs = 30_000;
 /** During a count all earlier grants count as used: wait for it before reporting that there is no room. */
 const recountWaitMs = 10_000;
-const pauseMs = 100;
+const retryMs = 100;
 const maxRaises = 16;
 
 export function createQuota(parts: QuotaParts): Quota {
   const { ledger, clock, signal, failed } = parts;
   const account = createAccount(parts);
-  const queue = createQueue();
-  const counts = createCounts(parts);
+  const runQueued = createQueue();
+  const recounts = createRecountSchedule(parts);
   let isMaintaining = false;
-  let watching: Disposable | undefined;
+  let watchTimer: Disposable | undefined;
 
   async function runMaintenance(): Promise<void> {
     try {
-      await queue(() => account.runMaintenance());
-      counts.saw(ledger.view);
-      counts.due(countEveryMs);
+      await runQueued(() => account.runMaintenance());
+      recounts.recordView(ledger.view);
+      recounts.startIfOlder(recountIntervalMs);
     } catch (cause) {
       if (!signal.aborted) failed(cause);
     } finally {
@@ -75,7 +75,7 @@ export function createQuota(parts: QuotaParts): Quota {
 
   /** Maintains the account while the mount is in use, so that no write waits for it. */
   function maintainIfDue(): void {
-    if (isMaintaining || signal.aborted || !account.isDue()) return;
+    if (isMaintaining || signal.aborted || !account.isMaintenanceDue()) return;
     isMaintaining = true;
     void runMaintenance();
   }
@@ -84,91 +84,92 @@ export function createQuota(parts: QuotaParts): Quota {
    * Unsettled charges must move into a new epoch before its count ends, or they are lost: so the ledger is polled even
    * while the mount is idle.
    */
-  function watch(): void {
-    if (watching !== undefined || signal.aborted || !account.hasUnsettled()) return;
-    watching = clock.after(freshMs / 2, () => {
-      watching = undefined;
+  function watchLedger(): void {
+    if (watchTimer !== undefined || signal.aborted || !account.hasUnsettled()) return;
+    watchTimer = clock.after(maxViewAgeMs / 2, () => {
+      watchTimer = undefined;
       if (account.hasUnsettled()) maintainIfDue();
-      watch();
+      watchLedger();
     });
   }
 
   return {
     admit: (bytes) => {
       maintainIfDue();
-      if (!account.fits(bytes)) return queue(() => obtain(parts, account, counts, bytes)).then(watch);
+      if (!account.isGranted(bytes))
+        return runQueued(() => admitWithGrant(parts, account, recounts, bytes)).then(watchLedger);
       account.charge(bytes);
-      watch();
+      watchLedger();
       return Promise.resolve();
     },
     adopt: (bytes) => {
       account.adopt(bytes);
-      watch();
+      watchLedger();
     },
     epoch: () => account.epoch,
-    freeing: async () => {
-      if (!account.isCurrent()) await queue(() => account.catchUp());
+    epochBeforeFree: async () => {
+      if (!account.isCurrent()) await runQueued(() => account.catchUp());
       return ledger.view?.counting === false ? account.epoch : undefined;
     },
-    changed: (delta, admitted = 0) => {
+    recordUsage: (delta, admitted = 0) => {
       account.settle(admitted, delta);
       maintainIfDue();
-      watch();
+      watchLedger();
     },
     statfs: () => {
       maintainIfDue();
       const { view } = ledger;
       if (view === undefined) return { bytes: parts.limit, used: 0 };
       const own = view.epoch === account.epoch ? account.growth : 0;
-      return { bytes: view.limit, used: Math.max(0, view.used + view.others + own) };
+      return { bytes: view.limit, used: Math.max(0, view.used + view.otherGrants + own) };
     },
     close: async () => {
-      watching?.[Symbol.dispose]();
-      await counts.stop();
-      await queue(() => account.close());
+      watchTimer?.[Symbol.dispose]();
+      await recounts.stop();
+      await runQueued(() => account.close());
     },
   };
 }
 
 /** Only one caller at a time. */
-async function obtain(
+async function admitWithGrant(
   { ledger, clock, signal }: QuotaParts,
   account: Account,
-  counts: Counts,
+  recounts: RecountSchedule,
   bytes: number,
 ): Promise<void> {
-  const since = clock.elapsed();
+  const startedAt = clock.elapsed();
   for (let raises = 0; raises < maxRaises; ) {
     signal.throwIfAborted();
-    if (account.fits(bytes)) return account.charge(bytes);
+    if (account.isGranted(bytes)) return account.charge(bytes);
     const view = await account.catchUp();
-    counts.saw(view);
+    recounts.recordView(view);
     if (view === undefined) {
       // Nothing was counted yet, so no grant is possible.
-      if (!(await counts.now())) await clock.sleep(pauseMs, signal);
+      if (!(await recounts.start())) await clock.sleep(retryMs, signal);
       continue;
     }
-    if (account.fits(bytes)) return account.charge(bytes);
+    if (account.isGranted(bytes)) return account.charge(bytes);
     raises++;
-    if (await account.obtain(bytes)) continue;
-    if (ledger.view?.counting !== true || clock.elapsed() - since > recountWaitMs) break;
+    if (await account.obtainGrant(bytes)) continue;
+    if (ledger.view?.counting !== true || clock.elapsed() - startedAt > recountWaitMs) break;
     raises = 0;
-    await clock.sleep(pauseMs, signal);
+    await clock.sleep(retryMs, signal);
   }
-  counts.due(countFullMs);
+  recounts.startIfOlder(recountWhenFullMs);
   throw new Errno('EDQUOT');
 }
 
-interface Counts {
-  now(): Promise<boolean>;
-  saw(view: LedgerView | undefined): void;
+interface RecountSchedule {
+  start(): Promise<boolean>;
+  recordView(view: LedgerView | undefined): void;
   /** Starts a count if the last one is older than this. */
-  due(ms: number): void;
+  startIfOlder(ms: number): void;
   stop(): Promise<void>;
 }
 
 /** Schedules counts, done by whichever node comes first. */
-function createCounts({ recount, clock, failed }: QuotaParts): Counts {
+function createRecountSchedule({ recount, clock, failed }: QuotaParts): RecountSchedule {
   const stopping = new AbortController();
   let running: Promise<boolean> | undefined;
   let epoch = 0;
@@ -184,15 +185,15 @@ function createCounts({ recount, clock, failed }: QuotaParts): Counts {
   };
 
   return {
-    now: start,
-    saw: (view) => {
+    start,
+    recordView: (view) => {
       if (view === undefined || view.counting || view.epoch === epoch) return;
       // The age of the first count seen is known only by the clock of its node.
       const age = epoch === 0 ? Math.max(0, clock.now() - view.countedAt) : 0;
       countedAt = clock.elapsed() - age;
       epoch = view.epoch;
     },
-    due: (ms) => {
+    startIfOlder: (ms) => {
       if (running !== undefined || stopping.signal.aborted || clock.elapsed() - countedAt < ms) return;
       start().catch((cause: unknown) => {
         if (!stopping.signal.aborted) failed(cause);

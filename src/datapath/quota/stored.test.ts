@@ -8,15 +8,15 @@ const base = '{"version":1,"epoch":7,"used":1048576,"counting":true,"countedAt":
 const grant = '{"version":1,"granted":-4096}\n';
 const limit = '{"version":1,"bytes":2097152}\n';
 
-function inMemory(texts: Map<string, string>): LedgerFiles {
+function createMemoryFiles(texts: Map<string, string>): LedgerFiles {
   return {
     names: async () => [...texts.keys()],
     read: async (name) => texts.get(name),
     write: async (name, text) => void texts.set(name, text),
     remove: async (name) => void texts.delete(name),
-    take: () => expect.fail(),
-    look: () => expect.fail(),
-    renew: () => expect.fail(),
+    tryCreate: () => expect.fail(),
+    fingerprint: () => expect.fail(),
+    touch: () => expect.fail(),
   };
 }
 
@@ -25,9 +25,9 @@ const ledgerOf = (files: LedgerFiles) =>
 
 test('the quota ledger is byte for byte that of 0.1', async () => {
   const texts = new Map<string, string>();
-  const files = inMemory(texts);
+  const files = createMemoryFiles(texts);
   await writeBase(files, { epoch: 7, used: 1_048_576, counting: true, countedAt: 1_750_000_000_000 });
-  await ledgerOf(files).set(7, -4096);
+  await ledgerOf(files).setGrant(7, -4096);
   expect([...texts]).toEqual([
     ['base', base],
     ['grant.7.host-1.0', grant],
@@ -36,7 +36,7 @@ test('the quota ledger is byte for byte that of 0.1', async () => {
 });
 
 test('the quota counts what 0.1 wrote into the ledger', async () => {
-  const files = inMemory(
+  const files = createMemoryFiles(
     new Map([
       ['base', base] as const,
       ['limit', limit] as const,
@@ -45,7 +45,7 @@ test('the quota counts what 0.1 wrote into the ledger', async () => {
       ['grant.6.host-2.0', grant] as const,
     ]),
   );
-  const counted = { epoch: 7, used: 1_048_576, counting: true, countedAt: 1_750_000_000_000 };
-  expect(await readBase(files)).toEqual(counted);
-  expect(await ledgerOf(files).look()).toMatchObject({ ...counted, limit: 2_097_152, others: -4096 });
+  const baseRecord = { epoch: 7, used: 1_048_576, counting: true, countedAt: 1_750_000_000_000 };
+  expect(await readBase(files)).toEqual(baseRecord);
+  expect(await ledgerOf(files).refresh()).toMatchObject({ ...baseRecord, limit: 2_097_152, otherGrants: -4096 });
 });

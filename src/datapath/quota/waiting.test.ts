@@ -11,34 +11,34 @@ import type { FileHandle } from '#wire/nfs3/structures.ts';
 import { openFileSystem } from '../file-system.ts';
 import { createMountQuota } from './mount-quota.ts';
 
-const top = 1;
+const rootNodeId = 1;
 const name = (text: string): Buffer => Buffer.from(text);
 const inBase64 = (handle: FileHandle): string => Buffer.from(handle).toString('base64');
 
 describe('while the usage is unknown because the counting node died', () => {
-  async function mounted(softMs?: number) {
-    const own = await startOwnServer();
-    const [data, ledger] = [join(own.directory, 'data'), join(own.directory, 'ledger')];
+  async function openWithoutBase(softMs?: number) {
+    const server = await startOwnServer();
+    const [data, ledger] = [join(server.directory, 'data'), join(server.directory, 'ledger')];
     for (const folder of [data, ledger]) mkdirSync(folder);
     writeFileSync(join(ledger, 'scan'), 'of a node that is dead');
     writeFileSync(join(data, 'old'), 'x');
-    const { nfs, root } = await own.mount();
+    const { nfs, root } = await server.mount();
     const [volume, folder] = [(await nfs.lookup(root, 'data')).handle, (await nfs.lookup(root, 'ledger')).handle];
     const uid = process.getuid?.() ?? 0;
     const clock = systemClock();
-    const gone = new AbortController();
-    onTestFinished(() => gone.abort());
+    const unmount = new AbortController();
+    onTestFinished(() => unmount.abort());
     const quota = createMountQuota({
       nfs,
       clock,
-      signal: gone.signal,
+      signal: unmount.signal,
       mount: 'one',
       failed: () => undefined,
       quota: { bytes: 2 ** 20, ledger: inBase64(folder), host: 'node-1' },
       spec: { root: inBase64(volume), squash: 'all', uid, gid: uid, softMs },
-      kept: { read: () => ({ epoch: 0, growth: 0 }), write: () => undefined },
+      storedGrowth: { read: () => ({ epoch: 0, growth: 0 }), write: () => undefined },
     });
-    const on = openFileSystem({
+    const operations = openFileSystem({
       nfs,
       quota,
       clock,
@@ -47,50 +47,50 @@ describe('while the usage is unknown because the counting node died', () => {
       notify: () => undefined,
       options: { identity: asCaller, softMs },
     }).operations as Operations;
-    let places = 0;
+    let lastPlace = 0;
     const request = (signal = new AbortController().signal): Request => ({
       uid,
       gid: uid,
       pid: 1,
-      slot: ++places,
+      slot: ++lastPlace,
       resent: false,
       signal,
     });
-    const { entry, opened } = await on.create(top, name('new'), { flags: 1, mode: 0o100600 }, request());
+    const { entry, opened } = await operations.create(rootNodeId, name('new'), { flags: 1, mode: 0o100600 }, request());
     const write = async (offset = 0, signal?: AbortSignal): Promise<number> =>
-      await on.write(
+      await operations.write(
         entry.node,
         { fh: opened.fh, offset, flags: 0, openFlags: 1 },
         Buffer.from('data'),
         request(signal),
       );
-    return { on, request, write, clock, data, ledger };
+    return { on: operations, request, write, clock, data, ledger };
   }
 
   test('soft: a write fails after the timeout, and a removal succeeds without being counted', async () => {
     const softMs = 500;
-    const { on, request, write, clock, data } = await mounted(softMs);
+    const { on, request, write, clock, data } = await openWithoutBase(softMs);
     const since = clock.elapsed();
     await expect(write()).rejects.toMatchObject({ code: 'EIO' });
     expect(clock.elapsed() - since).toBeLessThan(softMs + 5_000);
     expect(readFileSync(join(data, 'new'), 'utf8')).toBe('');
-    await on.lookup(top, name('old'), request());
-    await on.unlink(top, name('old'), request());
+    await on.lookup(rootNodeId, name('old'), request());
+    await on.unlink(rootNodeId, name('old'), request());
     expect(existsSync(join(data, 'old'))).toBe(false);
   });
 
   test('hard: a write waits until the usage is known; a killed process stops waiting', async () => {
-    const { write, data, ledger } = await mounted();
+    const { write, data, ledger } = await openWithoutBase();
     const interrupt = new AbortController();
-    const [waits, killed] = [write(), write(8192, interrupt.signal)];
-    killed.catch(() => undefined);
-    expect(await Promise.race([killed, waits, sleep(1_500, 'waits')])).toBe('waits');
+    const [waitingWrite, interruptedWrite] = [write(), write(8192, interrupt.signal)];
+    interruptedWrite.catch(() => undefined);
+    expect(await Promise.race([interruptedWrite, waitingWrite, sleep(1_500, 'waits')])).toBe('waits');
     interrupt.abort();
-    await expect(killed).rejects.toMatchObject({ code: 'EINTR' });
+    await expect(interruptedWrite).rejects.toMatchObject({ code: 'EINTR' });
     const base = { version: 1, epoch: 1, used: 0, counting: false, countedAt: Date.now() };
     writeFileSync(join(ledger, 'base'), JSON.stringify(base));
     rmSync(join(ledger, 'scan'));
-    expect(await waits).toBe(4);
+    expect(await waitingWrite).toBe(4);
     expect(readFileSync(join(data, 'new'), 'utf8')).toBe('data');
   });
 });

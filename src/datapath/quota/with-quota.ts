@@ -11,29 +11,29 @@ export function withQuota(writes: Writes, charges: Charges, waitFor: RequestWait
     get revalidations() {
       return writes.revalidations;
     },
-    write: (id, at, data, request) => {
-      const room = charges.write(id, at.offset, data.length, request);
-      if (room === undefined) return writes.write(id, at, data, request);
-      return waitFor(request, (signal) => unlessAborted(room, signal).catch(fail))
-        .then(() => writes.write(id, at, data, request))
+    write: (id, position, data, request) => {
+      const admission = charges.write(id, position.offset, data.length, request);
+      if (admission === undefined) return writes.write(id, position, data, request);
+      return waitFor(request, (signal) => unlessAborted(admission, signal).catch(throwErrno))
+        .then(() => writes.write(id, position, data, request))
         .catch((cause: unknown) => {
-          charges.abandoned(request);
+          charges.abandon(request);
           throw cause;
         });
     },
-    behind: {
-      ...writes.behind,
+    uncommitted: {
+      ...writes.uncommitted,
       get files() {
-        return writes.behind.files;
+        return writes.uncommitted.files;
       },
       restore: (written) => {
-        charges.restored(written.place, written.data.length);
-        writes.behind.restore(written);
+        charges.restore(written.place, written.data.length);
+        writes.uncommitted.restore(written);
       },
     },
   };
 }
 
-function fail(cause: unknown): never {
+function throwErrno(cause: unknown): never {
   throw asErrno(cause);
 }

@@ -64,11 +64,11 @@ export function createMemoryNodes(root: FileHandle): MemoryNodes {
       const kept = byHandle.get(keyOf(handle));
       return kept && shown(kept);
     },
-    opened: (id) => {
+    addOpen: (id) => {
       const kept = byId.get(id);
       if (kept !== undefined) kept.opens++;
     },
-    closed: (id) => {
+    removeOpen: (id) => {
       const kept = byId.get(id);
       if (kept !== undefined) kept.opens--;
     },
@@ -79,21 +79,21 @@ export function createMemoryNodes(root: FileHandle): MemoryNodes {
       kept.handle = handle;
       byHandle.set(keyOf(handle), kept);
     },
-    hide: (id, at) => {
+    setHiddenName: (id, at) => {
       const kept = byId.get(id);
       if (kept !== undefined) kept.hidden = at;
     },
-    hidden: (id) => byId.get(id)?.hidden,
-    setLost: (id, why) => {
+    hiddenName: (id) => byId.get(id)?.hidden,
+    setDataLoss: (id, why) => {
       const kept = byId.get(id);
       if (kept !== undefined) [kept.lost, kept.isLossTold] = [why, false];
     },
-    lost: (id) => byId.get(id)?.lost,
-    setLossTold: (id) => {
+    dataLoss: (id) => byId.get(id)?.lost,
+    setLossReported: (id) => {
       const kept = byId.get(id);
       if (kept !== undefined) kept.isLossTold = kept.lost !== undefined;
     },
-    isLossTold: (id) => byId.get(id)?.isLossTold === true,
+    isLossReported: (id) => byId.get(id)?.isLossTold === true,
     get size() {
       return byId.size - 1;
     },

@@ -53,14 +53,14 @@ export function createSharedFolder(seed: number): SharedFolder {
       read: (name) => asked(() => texts.get(name)),
       write: (name, text) => asked(() => put(name, text)),
       remove: (name) => asked(() => void texts.delete(name)),
-      take: (name, text) =>
+      tryCreate: (name, text) =>
         asked(() => {
           if (texts.has(name)) return false;
           put(name, text);
           return true;
         }),
-      look: (name) => asked(() => (texts.has(name) ? String(marks.get(name)) : undefined)),
-      renew: (name, ifLooks) =>
+      fingerprint: (name) => asked(() => (texts.has(name) ? String(marks.get(name)) : undefined)),
+      touch: (name, ifLooks) =>
         asked(() => {
           if (!texts.has(name) || (ifLooks !== undefined && String(marks.get(name)) !== ifLooks)) return false;
           marks.set(name, ++marked);

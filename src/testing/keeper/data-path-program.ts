@@ -43,7 +43,7 @@ const link = joinKeeper({
       for (const mount of mounts) open.set(mount.id, mount.fd);
       for (const mount of mounts) writeRecord(as, mount, { served, sockets: sockets.map(({ about }) => about) });
       for (const { fd } of sockets) closeSync(fd);
-      if (behaviour.releasesHeld === true) for (const { id } of sockets) link.letGo(id);
+      if (behaviour.releasesHeld === true) for (const { id } of sockets) link.release(id);
       if (behaviour.connectsToPort !== undefined) hold(behaviour.connectsToPort);
       link.report(`served ${served}`);
       link.ready();
@@ -61,7 +61,7 @@ const link = joinKeeper({
       if (behaviour.stops !== false) return;
       await new Promise(() => undefined);
     },
-    unneeded: () => process.exit(0),
+    exit: () => process.exit(0),
   },
 });
 

@@ -134,6 +134,6 @@ const link = joinKeeper({
       for (const device of devices.values()) device[Symbol.dispose]();
       return Promise.resolve();
     },
-    unneeded: () => process.exit(0),
+    exit: () => process.exit(0),
   },
 });

@@ -10,7 +10,7 @@ import type { RequestWait } from './request-wait.ts';
 import type { Server } from './server.ts';
 
 /** Shared by the parts of one mount's file system. */
-export interface Context {
+export interface MountContext {
   readonly nfs: NfsClient;
   readonly nodes: Nodes;
   readonly proofs: Proofs;
@@ -18,7 +18,7 @@ export interface Context {
   readonly server: Server;
   readonly attributes: AttributeCache;
   readonly names: NameCache;
-  readonly marks: CreationMarks;
+  readonly creationMarks: CreationMarks;
   readonly sequence: RequestSequence;
   readonly releases: PendingReleases;
   readonly waitFor: RequestWait;

@@ -1,9 +1,9 @@
 import { createAttributeCache } from './attribute-cache.ts';
 import type { Calls } from './calls.ts';
-import type { Context } from './context.ts';
 import { createCreationMarks } from './creation-marks.ts';
 import type { FileSystemParts } from './file-system.ts';
 import { createIdentities } from './identity.ts';
+import type { MountContext } from './mount-context.ts';
 import { createNameCache } from './name-cache.ts';
 import { createPendingReleases } from './pending-releases.ts';
 import { createRequestSequence } from './request-sequence.ts';
@@ -17,19 +17,19 @@ interface ContextOptions {
   readonly ttlMs: number;
   readonly timeoutMs: number;
   /** The minimum size of a file by unanswered writes. Undefined: all are answered. */
-  readonly endOf: (id: number) => number | undefined;
+  readonly unansweredEnd: (id: number) => number | undefined;
 }
 
 /** The caches of a mount, and the server as it sees it. */
-export function createContext(
+export function createMountContext(
   { nfs, nodes, proofs, clock, notify, options }: FileSystemParts,
-  { calls, shared, ttlMs, timeoutMs, endOf }: ContextOptions,
-): Context {
+  { calls, shared, ttlMs, timeoutMs, unansweredEnd: endOf }: ContextOptions,
+): MountContext {
   const attributes = createAttributeCache({
     clock,
     ttlMs,
-    isHidden: (id) => nodes.hidden(id) !== undefined,
-    end: endOf,
+    isHidden: (id) => nodes.hiddenName(id) !== undefined,
+    unansweredEnd: endOf,
     limit: shared.attributes,
     group: options.group,
   });
@@ -53,7 +53,7 @@ export function createContext(
     server,
     attributes,
     names,
-    marks: createCreationMarks(clock),
+    creationMarks: createCreationMarks(clock),
     sequence,
     ttlMs,
     notify,
