@@ -180,7 +180,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
 
     test('by the store’s name alone, and the engine reveals nothing else about it', async () => {
       const said = await refused('volume', 'create', '--driver', 'stowage', '-o', 'device=:/export', 'x');
-      expect(said).toMatch(/can only be set by the administrator, on the store/);
+      expect(said).toMatch(/can be set only on the store, by the administrator/);
       expect(said).toMatch(/-o store=NAME/);
       await run('volume', 'create', '--driver', 'stowage', '-o', 'size=1G', '-o', 'label.team=blue', 'sized');
       onTestFinished(async () => void (await run('volume', 'rm', 'sized')));

@@ -131,7 +131,7 @@ describe.skipIf(needs('linux'))('a store', () => {
         status: 409,
         code: 'exists',
         reason: 'store-place-taken',
-        detail: `store 'again' cannot be in ${top}/images: store 'img' is already there`,
+        detail: `store 'again' cannot use ${top}/images: store 'img' already uses it`,
       });
     }
     expect((await add('look', `local://${top}/images?readOnly=true`)).status).toBe(201);

@@ -164,7 +164,7 @@ describe.skipIf(needs('linux', 'root', 'ganesha'))('an NFS server that hangs', (
   test('does not keep Stowage from starting', async () => {
     await frozen.freeze();
     const server = await started();
-    expect(server.output()).toContain("trouble  store silver: store 'silver' is still being opened");
+    expect(server.output()).toContain("warning  store silver: store 'silver' is still being opened");
     await useOf(server, 'fine', 'x');
     frozen.thaw();
     await vi.waitFor(() => create(server, 'silver', 'x'), patience);

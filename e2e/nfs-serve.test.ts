@@ -87,7 +87,7 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
     const squashed = await serve(all);
     // Root of a client is mapped to nobody, who may not write there. The client gets the error.
     expect(await cp(squashed, 'as-root')).toBeUndefined();
-    expect(squashed.stderr()).toContain(`Run: chown 65534:65534 ${exported}; or, if you trust its clients`);
+    expect(squashed.stderr()).toContain(`Run: chown 65534:65534 ${exported}; or, if you trust the clients`);
     expect(await cp(await serve([...all, '--squash', 'none']), 'as-root')).toBe(0);
     await chmod(exported, 0o777);
     expect(await cp(squashed, 'squashed')).toBe(65_534);
@@ -194,7 +194,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordina
     // The secret is created before the port turns out to be in use.
     for (const directory of [exported, exported, join(top, 'home', 'state')]) {
       if (directory === exported) expect((await usual(directory)).status).toBe(5);
-      else expect((await usual(directory)).stderr).toContain('lies in');
+      else expect((await usual(directory)).stderr).toContain('is inside');
     }
     const made = (await readdir(states)).filter((name) => name !== 'given');
     expect(made).toHaveLength(1);
@@ -213,11 +213,11 @@ describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordina
     const [low, portmapper] = [await runs('--port', '1023'), await runs('--port', '0', '--portmapper', '111')];
     expect(low).toMatchObject({ status: 3, stdout: '' });
     expect(low.stderr).toContain(
-      '127.0.0.1:1023: only root may use ports below 1024\naction: Run it as root, or choose',
+      '127.0.0.1:1023: only root may use ports below 1024\naction: Run the server as root, or choose',
     );
     expect(portmapper).toMatchObject({ status: 3, stdout: '' });
     expect(portmapper.stderr).toContain(
-      '127.0.0.1:111: only root may use ports below 1024\naction: Run it as root, or leave',
+      '127.0.0.1:111: only root may use ports below 1024\naction: Run the server as root, or omit',
     );
   });
 });
@@ -229,7 +229,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve refuses', () => {
     expect(await run(program, ['nfs', 'serve', join(top, 'none')])).toEqual({
       status: 4,
       stdout: '',
-      stderr: `error: there is no directory ${top}/none\naction: Name a directory that exists: stowage nfs serve DIR\n`,
+      stderr: `error: directory ${top}/none not found\naction: Specify an existing directory: stowage nfs serve DIR\n`,
     });
   });
 

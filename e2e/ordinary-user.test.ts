@@ -70,7 +70,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
     await events();
     await tokens();
     await serving();
-    expect(await says('store', 'remove', 'data')).toBe('store data removed; its volumes stay where they are\n');
+    expect(await says('store', 'remove', 'data')).toBe('removed store data; its volumes were not deleted\n');
     expect([...done].sort()).toEqual([...everyCommand].sort());
   });
 
@@ -138,7 +138,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
     expect(await json('volume', 'trash', 'list')).toMatchObject([{ store: 'data', name: 'photos' }]);
     expect(await says('volume', 'restore', 'photos', '--name', 'pictures')).toBe('restored data/pictures\n');
     await says('volume', 'delete', 'pictures');
-    expect(await says('volume', 'trash', 'purge', 'pictures')).toBe('deleted data/pictures for good\n');
+    expect(await says('volume', 'trash', 'purge', 'pictures')).toBe('permanently deleted data/pictures\n');
     expect(await json('volume', 'trash', 'list')).toEqual([]);
   }
 
@@ -150,7 +150,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
         'action: Run Stowage as root; in a container, add the capability: docker run --cap-add SYS_ADMIN\n',
     );
     expect(await json('client', 'status')).toEqual([]);
-    expect(await says('client', 'upgrade')).toBe('no data path runs: nothing to replace\n');
+    expect(await says('client', 'upgrade')).toBe('no data path is running: nothing to replace\n');
     expect(await refuses('not-found', 'unmount', target)).toContain(`no volume is mounted at ${target}`);
     expect(await json('mounts')).toEqual([]);
   }
@@ -187,7 +187,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
     expect(await says('token', 'create', 'ci', '--role', 'user', '--expires', '1d')).toMatch(/^stowage_\S+\n$/);
     const [token] = (await json('token', 'list')) as { id: string; name: string }[];
     expect(token?.name).toBe('ci');
-    expect(await says('token', 'revoke', token?.id ?? '')).toBe(`token ${token?.id} revoked\n`);
+    expect(await says('token', 'revoke', token?.id ?? '')).toBe(`revoked token ${token?.id}\n`);
     expect(await json('token', 'list')).toEqual([]);
   }
 });

@@ -184,7 +184,9 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       await pods.pod({ name: 'astray', node: 1, volume: { driver: file, volumeAttributes } });
       await expect
         .poll(() => pods.eventsOf('astray'), pollOptions)
-        .toContain("file.stowage.dev has no store 'nowhere'. Name one of its stores as the parameter store: files");
+        .toContain(
+          "driver file.stowage.dev has no store 'nowhere'. Set the parameter store to one of the stores of the driver: files",
+        );
       await pods.end('astray');
     },
     longTimeoutMs,

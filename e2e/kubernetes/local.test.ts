@@ -178,7 +178,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       await expect
         .poll(() => readiness('lost'), wait)
         .toMatch(
-          /^Open on 0 of 2 nodes; .*in the container of its agent\. .*add \/tmp\/volumes to the value agent\.hostPaths/,
+          /^Open on 0 of 2 nodes; .*in the container of its agent\. .*add \/tmp\/volumes to the chart value agent\.hostPaths/,
         );
       await kubectl('delete', 'store', 'lost');
     },

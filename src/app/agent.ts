@@ -101,7 +101,7 @@ const asAgent = (options: UpOptions, nodeName: string): UpOptions => ({
 });
 
 const nameless = (): StowageError =>
-  new StowageError('the agent does not know the name of its node', {
+  new StowageError('the name of the node is unknown', {
     code: 'invalid',
     reason: 'node-name-required',
     action: 'Set NODE_NAME to the name of the node (spec.nodeName of the pod), or pass --node-name NAME',

@@ -79,7 +79,7 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
       if (kept !== undefined) return;
       const either = AbortSignal.any([signal, AbortSignal.timeout(firstSyncMs)]);
       await cache.whenSynced(either).catch(() => undefined);
-      if (!cache.synced) log.warn('starting without stores: no answer from the API server yet');
+      if (!cache.synced) log.warn('starting without stores: the API server has not responded yet');
     },
     follow: async (apply, { signal }) => {
       const ended = aborted(signal);
@@ -119,7 +119,7 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
       await keep([...next, ...gone.filter(({ metadata }) => staying.includes(metadata.name ?? ''))]);
       return true;
     } catch (thrown) {
-      log.error('could not apply a change of the stores', { why: stowageError(thrown).message });
+      log.error('failed to apply the changed stores', { why: stowageError(thrown).message });
       return false;
     }
   }

@@ -37,6 +37,6 @@ const hostClientInContainer = (name: string): StowageError =>
     {
       code: 'unsupported',
       reason: 'host-client-in-container',
-      action: "Leave out client=host: Stowage's own client needs nothing of the machine.",
+      action: 'Remove the option client=host: the built-in client works in containers.',
     },
   );

@@ -43,6 +43,6 @@ async function checked(socket: string, what: KeeperCheck): Promise<number> {
   throw new StowageError(`not ${what}: ${why}`, {
     code: 'unavailable',
     reason: 'keeper-not-ready',
-    action: 'Wait: the keeper becomes ready without help. If it does not, see the log beside its socket.',
+    action: 'Wait until the keeper is ready. If it stays unready, check the log next to its socket.',
   });
 }

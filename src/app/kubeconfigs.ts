@@ -55,10 +55,10 @@ function parsed(text: string, path: string): Entry {
 }
 
 const unreadable = (path: string, why: string, cause?: unknown): StowageError =>
-  new StowageError(`the kubeconfig ${path} cannot be read (${why})`, {
+  new StowageError(`cannot read the kubeconfig ${path} (${why})`, {
     code: 'invalid',
     reason: 'kubeconfig-unreadable',
-    action: 'Name a readable kubeconfig with --kubeconfig FILE or in KUBECONFIG.',
+    action: 'Specify a readable kubeconfig with --kubeconfig FILE or in KUBECONFIG.',
     cause,
   });
 

@@ -56,7 +56,7 @@ export async function accessFor(
     throw new StowageError(cause.message, {
       code: 'invalid',
       reason: 'kubeconfig-unusable',
-      action: 'Check the configuration: kubectl config view. Choose a context: --context NAME',
+      action: 'Check the configuration: kubectl config view. To use another context, add --context NAME',
       cause,
     });
   }
@@ -86,10 +86,10 @@ async function tokenFor(access: KubeAccess, { namespace, account, clock, signal 
 }
 
 function unconfigured(): StowageError {
-  return new StowageError('there is no kubeconfig, so the cluster is unknown', {
+  return new StowageError('no kubeconfig found', {
     code: 'invalid',
     reason: 'kubeconfig-missing',
-    action: 'Name one with --kubeconfig FILE or in KUBECONFIG, or put it where kubectl looks: ~/.kube/config',
+    action: 'Specify a kubeconfig with --kubeconfig FILE or in KUBECONFIG, or create ~/.kube/config',
   });
 }
 
@@ -98,42 +98,42 @@ function refused(error: KubeError, server: URL, namespace: string, account: stri
   if (failure === 'canceled')
     return new StowageError('interrupted', { code: 'canceled', reason: 'interrupted', action: '', cause: error });
   if (status === 403)
-    return new StowageError(`you may not request a token for the service account ${namespace}/${account}`, {
+    return new StowageError(`you are not allowed to request a token for the service account ${namespace}/${account}`, {
       code: 'denied',
       reason: 'token-request-denied',
       action:
-        `Ask the administrator of the cluster to bind you to the Role stowage-viewers in ${namespace}, which allows it for stowage-viewer; ` +
-        `for another account its rule is: resources: ["serviceaccounts/token"], resourceNames: ["${account}"], verbs: ["create"].`,
+        `Ask the cluster administrator to bind you to the Role stowage-viewers in ${namespace}, which allows this for stowage-viewer; ` +
+        `for another account, the rule is: resources: ["serviceaccounts/token"], resourceNames: ["${account}"], verbs: ["create"].`,
       cause: error,
     });
   if (status === 404)
     return accounts.includes(account)
       ? notInstalled(namespace, error)
-      : new StowageError(`there is no service account ${namespace}/${account}`, {
+      : new StowageError(`service account ${namespace}/${account} not found`, {
           code: 'not-found',
           reason: 'account-unknown',
-          action: `List them: kubectl get serviceaccounts --namespace ${namespace}. The account must be in Stowage's own namespace: --namespace NAME`,
+          action: `List the accounts: kubectl get serviceaccounts --namespace ${namespace}. The account must be in the namespace of Stowage: --namespace NAME`,
           cause: error,
         });
   if (status === 401)
-    return new StowageError(`the API server at ${server.origin} does not accept the credentials of the kubeconfig`, {
+    return new StowageError(`the API server at ${server.origin} rejected the credentials of the kubeconfig`, {
       code: 'unauthenticated',
       reason: 'kubernetes-refused',
-      action: 'Log in to the cluster again, so that this works: kubectl version',
+      action: 'Log in to the cluster again, then check: kubectl version',
       cause: error,
     });
   return new StowageError(`the request to the API server at ${server.origin} failed: ${said || error.message}`, {
     code: failure === 'deadline' ? 'deadline' : 'unavailable',
     reason: 'kubernetes-unreachable',
-    action: 'Check that this works: kubectl version. Choose another cluster with --context NAME.',
+    action: 'Check the connection: kubectl version. Select another cluster with --context NAME.',
     cause: error,
   });
 }
 
 const notInstalled = (namespace: string, cause: unknown): StowageError =>
-  new StowageError(`Stowage is not installed in the namespace ${namespace}`, {
+  new StowageError(`Stowage is not installed in namespace ${namespace}`, {
     code: 'not-found',
     reason: 'stowage-not-installed',
-    action: 'Name its namespace with --namespace NAME, or install it: see docs/kubernetes.md',
+    action: 'Specify the namespace of Stowage with --namespace NAME, or install Stowage: see docs/kubernetes.md',
     cause,
   });

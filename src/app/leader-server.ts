@@ -37,7 +37,7 @@ export function listenAddress(
   const isOne = isIP(at.host) !== 0 && !['0.0.0.0', '::'].includes(at.host);
   const address = podIp === undefined || podIp === '' ? (isOne ? at.host : '') : podIp;
   if (isIP(address) !== 0) return { ...at, address, pod };
-  throw new StowageError('the controller does not know the address at which agents reach it', {
+  throw new StowageError('the advertised address of the controller is unknown', {
     code: 'invalid',
     reason: 'door-address-unknown',
     action: "Set POD_IP to the pod's address (status.podIP), or listen on one address: --listen 10.0.0.5:8443",

@@ -18,10 +18,10 @@ export function parseListen(
   const port = Number(match?.[3]);
   const left = text.startsWith(':') ? defaultHost : '127.0.0.1';
   if (match !== null && port <= 65_535) return { host: match[1] ?? (match[2] || left), port };
-  throw new StowageError(`'${text}' is not an address to listen on`, {
+  throw new StowageError(`'${text}' is not a valid listen address`, {
     code: 'invalid',
     reason: 'listen-invalid',
-    action: 'Write it as 127.0.0.1:7878, [::1]:7878, or none.',
+    action: 'Use an address such as 127.0.0.1:7878 or [::1]:7878, or none.',
   });
 }
 
@@ -46,20 +46,20 @@ export async function listenTcp(server: Server, at: { readonly host: string; rea
     await listening(server, () => (isAll ? server.listen(at.port) : server.listen(at.port, at.host)));
   } catch (cause) {
     const why = errnoOf(cause) ?? '';
-    const where = isAll ? `port ${at.port}, at any address` : `${at.host}:${at.port}`;
+    const where = isAll ? `port ${at.port} on all addresses` : `${at.host}:${at.port}`;
     if (why === 'EADDRINUSE') {
       throw new StowageError(`cannot listen on ${where}: the port is in use`, {
         code: 'conflict',
         reason: 'port-in-use',
         action:
-          'Another program, perhaps another Stowage, has it. Choose another: stowage up --listen 127.0.0.1:7879, or none.',
+          'Another program, perhaps another Stowage, uses it. Choose another port: stowage up --listen 127.0.0.1:7879, or none.',
         cause,
       });
     }
     throw new StowageError(`cannot listen on ${where}: ${why}`, {
       code: 'unavailable',
       reason: 'listen-failed',
-      action: 'Choose an address of this machine: stowage up --listen 127.0.0.1:7878',
+      action: 'Choose an address of this host: stowage up --listen 127.0.0.1:7878',
       cause,
     });
   }
@@ -71,18 +71,18 @@ export async function listenTcp(server: Server, at: { readonly host: string; rea
 
 export async function listenSocket(server: Server, path: string): Promise<void> {
   if (Buffer.byteLength(path) > 107) {
-    throw new StowageError(`the socket path is too long for the system: ${path}`, {
+    throw new StowageError(`the socket path is too long: ${path}`, {
       code: 'invalid',
       reason: 'socket-path-long',
       action: 'Choose a path of at most 107 bytes: stowage up --socket PATH',
     });
   }
   if (await isAnswered(path)) {
-    throw new StowageError(`another program listens on ${path}`, {
+    throw new StowageError(`another process already listens on ${path}`, {
       code: 'conflict',
       reason: 'socket-in-use',
       action:
-        'It is probably another Stowage: stop it, or give this one its own: stowage up --state DIR --socket PATH --listen none',
+        'It is probably another Stowage. Stop it, or use a separate state folder and socket: stowage up --state DIR --socket PATH --listen none',
     });
   }
   await removeLeftover(path);
@@ -102,7 +102,7 @@ export async function listenSocket(server: Server, path: string): Promise<void> 
     throw new StowageError(`cannot listen on ${path}: ${why}`, {
       code: 'denied',
       reason: 'listen-failed',
-      action: 'Check that its folder exists and can be written, or give another: stowage up --socket PATH',
+      action: 'Check that its folder exists and is writable, or choose another path: stowage up --socket PATH',
       cause,
     });
   }
@@ -114,10 +114,10 @@ async function removeLeftover(path: string): Promise<void> {
   const there = await lstat(path).catch(() => undefined);
   if (there === undefined) return;
   if (there.isSocket()) return await rm(path, { force: true });
-  throw new StowageError(`${path} is in the way: it is not a socket`, {
+  throw new StowageError(`${path} exists and is not a socket`, {
     code: 'conflict',
     reason: 'socket-path-taken',
-    action: 'Move it away, or choose another path: stowage up --socket PATH',
+    action: 'Move the file away, or choose another path: stowage up --socket PATH',
   });
 }
 

@@ -51,7 +51,7 @@ export function startNfsChild({ command, env, clock, log, onReady, onEnd }: NfsC
     });
     child.once('message', () => {
       problem = undefined;
-      log.info('the NFS server runs', { pid: child?.pid });
+      log.info('the NFS server is running', { pid: child?.pid });
       onReady();
     });
     const said = forwardOutput(child, log);
@@ -139,9 +139,9 @@ function notStarted(): StowageError {
 }
 
 function ended(how: string, said: PrintedError | undefined): StowageError {
-  return new StowageError(`the embedded NFS server is not running: ${said?.why ?? `it ended with ${how}`}`, {
+  return new StowageError(`the embedded NFS server is not running: ${said?.why ?? `it exited with ${how}`}`, {
     code: 'unavailable',
     reason: 'nfs-server-down',
-    action: said?.action || 'Stowage restarts it automatically. For details see the log of stowage up.',
+    action: said?.action || 'Stowage restarts it automatically. For details, see the log of stowage up.',
   });
 }

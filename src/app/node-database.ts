@@ -25,7 +25,7 @@ export async function resetDatabaseOfOtherNode(folders: Folders, name: string, l
   const aside = `${state.database}.${before}`;
   await rename(state.database, aside);
   for (const ending of ['-wal', '-shm', '-journal']) await rm(`${state.database}${ending}`, { force: true });
-  log.warn('the database belongs to another node: this machine starts with an empty one', { node, before, aside });
+  log.warn('the database belongs to another node: starting with an empty database', { node, before, aside });
 }
 
 /** Undefined: it is the same node, which is now recorded. */
@@ -57,6 +57,6 @@ function stillMounted(before: string, node: string, left: readonly string[]): St
   return new StowageError(`this machine was node ${before}, and volumes are still mounted for that node: ${some}`, {
     code: 'conflict',
     reason: 'node-name-changed',
-    action: `Rename the node back to ${before}, or restart the machine: Stowage then starts as ${node}, with an empty database.`,
+    action: `Rename the node back to ${before}, or reboot the machine: Stowage then starts as ${node} with an empty database.`,
   });
 }

@@ -18,7 +18,7 @@ export function refuseContainerDirectory(readTable: () => Promise<MountTable> = 
     throw new StowageError(`the store's directory ${root} is not on the node, but in the container of its agent`, {
       code: 'invalid',
       reason: 'store-not-on-node',
-      action: `Mount that folder of the nodes into the agents: add ${root} to the value agent.hostPaths of the chart, or define the store in its value stores. Folders below /var/lib/stowage need neither.`,
+      action: `Mount the nodes' folder into the agents: add ${root} to the chart value agent.hostPaths, or define the store in the chart value stores. Folders below /var/lib/stowage are already mounted.`,
     });
   };
 }

@@ -10,9 +10,10 @@ const grammar = /^[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?$/;
 export function nodeNameFrom(told: string | undefined): NodeName {
   if (told === undefined) return hostname() as NodeName;
   if (grammar.test(told)) return told as NodeName;
-  throw new StowageError(`${quoted(told)} cannot be the name of a machine`, {
+  throw new StowageError(`${quoted(told)} is not a valid node name`, {
     code: 'invalid',
     reason: 'node-name-invalid',
-    action: 'Give --node-name 1 to 253 characters from A-Z a-z 0-9 _ . - that begin and end with a letter or digit.',
+    action:
+      'Use 1 to 253 of the characters A-Z a-z 0-9 _ . - for --node-name, with a letter or digit at the start and end.',
   });
 }

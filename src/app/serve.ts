@@ -31,7 +31,7 @@ async function startMessage(running: Running, program: string, seconds: number):
   const { nfs } = running;
   if (nfs !== undefined) lines.push(`  nfs      ${nfs.storeName}  ${nfs.uri}  (files in ${nfs.exported})`);
   for (const { config, problem } of stores.list())
-    if (problem) lines.push(`  trouble  store ${config.name}: ${problem.message}. ${problem.action}`);
+    if (problem) lines.push(`  warning  store ${config.name}: ${problem.message}. ${problem.action}`);
   if (mounter.unable !== undefined)
     lines.push(`  note     volumes cannot be mounted: ${mounter.unable.why}. ${mounter.unable.action}`);
   if (view === undefined)
@@ -49,7 +49,7 @@ function tryNext(program: string, socket: string, commands: readonly string[]): 
 async function engineLines({ plugins, engines }: Running): Promise<readonly string[]> {
   const followed = engines.map(async ({ kind, socket }) => {
     const isThere = await isListening(socket);
-    return `  engine   ${kind} at ${socket}${isThere ? '' : ' (it does not answer; its containers are seen as soon as it does)'}`;
+    return `  engine   ${kind} at ${socket}${isThere ? '' : ' (not responding; Stowage finds its containers when it responds)'}`;
   });
   const served = plugins.why === undefined ? plugins.sockets.join(', ') : `none (${plugins.why})`;
   return [`  plugins  ${served}`, ...(await Promise.all(followed))];
@@ -65,19 +65,19 @@ const pathIn = (given: string | undefined): string | undefined =>
 
 /** A server with a state folder of its own is a second server: the machine's engines belong to the first. */
 function engineDiscovery(options: UpOptions): true | string {
-  if (process.getuid?.() !== 0) return 'only root can serve container engines';
-  if (process.platform !== 'linux') return 'only Linux can serve container engines';
-  return options.state === undefined ? true : 'with a state folder of its own only by --plugins';
+  if (process.getuid?.() !== 0) return 'serving container engines requires root';
+  if (process.platform !== 'linux') return 'serving container engines requires Linux';
+  return options.state === undefined ? true : 'disabled by --state; pass --plugins DIR to enable';
 }
 
 function keeperPlaceFrom(text: string | undefined): KeeperPlace | undefined {
   if (text === undefined || text === '') return undefined;
   const found = keeperPlaces.find((one) => one === text);
   if (found !== undefined) return found;
-  throw new StowageError(`'${text}' is not a place for data paths`, {
+  throw new StowageError(`'${text}' is not a valid location for data paths`, {
     code: 'invalid',
     reason: 'keeper-place-unknown',
-    action: `Set STOWAGE_KEEPERS to one of: ${keeperPlaces.join(', ')}; or to nothing.`,
+    action: `Set STOWAGE_KEEPERS to one of: ${keeperPlaces.join(', ')}; or unset it.`,
   });
 }
 
@@ -99,7 +99,7 @@ function createReloadQueue(log: Log): ReloadQueue {
       if (target !== undefined) log.info('configuration reloaded');
     } catch (thrown) {
       const { message, action } = stowageError(thrown);
-      log.error('could not reload: keeping the previous configuration', { why: message, action });
+      log.error('failed to reload: keeping the previous configuration', { why: message, action });
     }
   };
   return {
@@ -171,7 +171,7 @@ export async function runServer(
   process.stderr.write('stowage stopping\n');
   const left = await running.stop();
   stopping.abort();
-  for (const mount of left) process.stderr.write(`still in use and left mounted: ${mount}\n`);
+  for (const mount of left) process.stderr.write(`still in use, left mounted: ${mount}\n`);
   process.stderr.write(
     left.length === 0 ? 'stowage stopped\n' : `stowage stopped; ${left.length} still mounted and working\n`,
   );

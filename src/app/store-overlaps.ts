@@ -150,14 +150,14 @@ function overlapping(name: string, root: string, what: string): StowageError {
   return new StowageError(`store '${name}' at ${root} overlaps ${what}`, {
     code: 'invalid',
     reason: 'store-overlaps',
-    action: 'Give it a directory of its own, beside the other and not inside or above it.',
+    action: 'Use a separate directory that is neither inside nor above the other.',
   });
 }
 
 function alreadyUsed(name: string, root: string, other: string): StowageError {
-  return new StowageError(`store '${name}' cannot be in ${root}: store '${other}' is already there`, {
+  return new StowageError(`store '${name}' cannot use ${root}: store '${other}' already uses it`, {
     code: 'exists',
     reason: 'store-place-taken',
-    action: `Use store '${other}', or give this one a directory of its own. To only read the same one: readOnly=true.`,
+    action: `Use store '${other}', or a separate directory. To use the same directory read-only, set readOnly=true.`,
   });
 }

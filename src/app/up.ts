@@ -287,7 +287,7 @@ function maintenanceOf(core: Core, keepers: Keepers, networks: EngineNetworks): 
     { ...often, name: 'end idle data paths', run: ({ signal }) => keepers.tidy(signal) },
     {
       ...often,
-      name: 'leave unused networks',
+      name: 'remove unused networks',
       run: ({ signal }) => {
         const used = core.stores.list().flatMap(({ config }) => config.options['network'] ?? []);
         return networks.tidy(new Set(used), signal);
@@ -328,7 +328,7 @@ async function stop(parts: RunningServices): Promise<readonly string[]> {
   for (const one of found) one[Symbol.dispose]();
   await keepers
     .endIdle(limit)
-    .catch((cause: unknown) => log.warn('a data path was left running', { why: String(cause) }));
+    .catch((cause: unknown) => log.warn('failed to end idle data paths', { why: String(cause) }));
   await keepers[Symbol.asyncDispose]();
   for (const client of clients.values()) client[Symbol.dispose]();
   // Last: stores may need the server until then.

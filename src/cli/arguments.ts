@@ -14,9 +14,9 @@ export function splitRef(ref: string): { readonly store: string | undefined; rea
   // URL normalization would remove '.' and '..'.
   if (parts.length > 2 || parts.some((part) => part === '' || part === '.' || part === '..')) {
     throw invalid(
-      `'${shown(ref)}' names no volume`,
+      `'${shown(ref)}' is not a valid volume reference`,
       'volume-reference',
-      'Write store/name, the name alone, or the id (sv1-…).',
+      'Use STORE/NAME, NAME, or the id (sv1-…).',
     );
   }
   return second === undefined ? { store: undefined, name: first } : { store: first, name: second };
@@ -31,7 +31,11 @@ export function refPath(ref: string): string {
 /** The name of anything but a volume, as a path segment of the API. */
 export function pathSegment(what: string, name: string, reason: ReasonWith<'invalid'>): string {
   if (name !== '' && name !== '.' && name !== '..') return encodeURIComponent(name);
-  throw invalid(`'${shown(name)}' names no ${what}`, reason, 'Write it as the list shows it.');
+  throw invalid(
+    `'${shown(name)}' is not a valid ${what} reference`,
+    reason,
+    'Copy the name or id from the output of the list command.',
+  );
 }
 
 export const qualifiedName = (volume: { readonly store: string; readonly name: string }): string =>
@@ -66,7 +70,7 @@ export function parseNumberArgument(
   const { from, to } = range ?? { from: 0, to: number };
   if (number >= from && number <= to) return number;
   throw invalid(
-    `'${shown(text)}' is not a number that ${option} takes`,
+    `'${shown(text)}' is not a valid number for ${option}`,
     'number-invalid',
     `Write a whole number${range === undefined ? '' : ` from ${from} to ${to}`}: ${option} 20`,
   );

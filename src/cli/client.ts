@@ -12,14 +12,14 @@ export function addClientCommands(program: StowageCommand, act: MakeAction): voi
   client
     .command('status')
     .description('Show the data path of each network: its state, its version, and how often it took over.')
-    .example('stowage client status', 'is everything served, and by which version?')
+    .example('stowage client status', 'state and version of each data path')
     .action(act(status));
   client
     .command('upgrade')
     .description(
       'Replace the data paths with those of the running version while mounts are in use. Applications see a short pause.',
     )
-    .example('stowage client upgrade', 'after Stowage itself was upgraded and started again')
+    .example('stowage client upgrade', 'after an upgrade and restart of Stowage')
     .action(act(upgrade));
 }
 
@@ -57,11 +57,13 @@ async function status(session: Session): Promise<void> {
   out.unreached(unreached, 'its data paths are missing');
   if (out.json) return out.value(items);
   if (out.quiet) return items.forEach((one) => void out.line(one.name));
-  if (items.length === 0) return out.note('no data path runs: the first mount of a network store starts one');
+  if (items.length === 0) return out.note('no data path is running: the first mount of a network store starts one');
   table(session, items);
   const { version } = await client.get<StatusJson>('/v1/status');
   if (session.services.cluster === undefined && items.some((one) => one.version !== null && one.version !== version))
-    out.note(`some have another version than this server, ${version}; replace them with: stowage client upgrade`);
+    out.note(
+      `some data paths run another version than this server (${version}); replace them with: stowage client upgrade`,
+    );
 }
 
 async function upgrade(session: Session): Promise<void> {
@@ -70,7 +72,9 @@ async function upgrade(session: Session): Promise<void> {
   const { items } = answer.body as { readonly items: readonly DataPathJson[] };
   if (out.json) return out.value(items);
   out.reportDone(
-    items.length === 0 ? 'no data path runs: nothing to replace' : `replaced ${plural(items.length, 'data path')}`,
+    items.length === 0
+      ? 'no data path is running: nothing to replace'
+      : `replaced ${plural(items.length, 'data path')}`,
   );
   if (!out.quiet && items.length > 0) table(session, items);
 }

@@ -26,8 +26,8 @@ export function addCompletionCommands(program: StowageCommand, act: MakeAction, 
   if (inCluster) addKubectlCompletion(program, command, act);
   else
     command
-      .description('Print a completion script for a shell; it completes the names of stores and volumes too.')
-      .addArgument(new Argument('<shell>', 'which shell').choices(Object.keys(shells)))
+      .description('Print a shell completion script. It also completes the names of stores and volumes.')
+      .addArgument(new Argument('<shell>', 'name of the shell').choices(Object.keys(shells)))
       .example('source <(stowage completion bash)', 'bash, for this session; put it in ~/.bashrc to keep it')
       .example('stowage completion zsh > "$fpath[1]/_stowage"', 'zsh')
       .example('stowage completion fish > ~/.config/fish/completions/stowage.fish', 'fish')

@@ -11,7 +11,7 @@ const restartMs = 10_000;
 export function addEventCommands(program: StowageCommand, act: MakeAction): void {
   program
     .command('events')
-    .description('Follow what changes: volumes, stores, mounts, operations. Until Ctrl-C.')
+    .description('Stream changes of volumes, stores, mounts and operations until Ctrl-C.')
     .example('stowage events', 'one line for each change')
     .example('stowage events --json | jq -c "select(.type == \\"volume.created\\")"', 'one JSON object per line')
     .action(

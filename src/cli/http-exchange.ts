@@ -74,7 +74,7 @@ export async function send(where: ServerAddress, out: OutgoingRequest, signal: A
   const sent = startRequest(targetFor(where), call, signal);
   // The caller's deadline may be long or absent, so connecting has its own timeout.
   const timer = setTimeout(
-    () => sent.destroy(Object.assign(new Error('connecting took too long'), { code: 'ETIMEDOUT' })),
+    () => sent.destroy(Object.assign(new Error('connect timeout'), { code: 'ETIMEDOUT' })),
     connectMs,
   );
   sent.on('socket', (socket) => {

@@ -211,44 +211,45 @@ function problemFromAnswer({ status, body }: ServerAnswer, where: ServerAddress)
 function unreadable(cause: unknown, where: ServerAddress): StowageError {
   if (cause instanceof StowageError) return cause;
   const why =
-    cause instanceof AnswerTooLarge ? cause.message : typeof cause === 'string' ? cause : 'not a valid answer';
-  return new StowageError(`the answer from ${addressText(where)} is not from a Stowage server (${why})`, {
+    cause instanceof AnswerTooLarge ? cause.message : typeof cause === 'string' ? cause : 'malformed response';
+  return new StowageError(`the response from ${addressText(where)} is not a valid Stowage response (${why})`, {
     code: 'internal',
     reason: 'answer-unreadable',
-    action: 'Check that the address is that of Stowage, and that server and command line have the same version.',
+    action:
+      'Check that the address belongs to a Stowage server, and that the server and this program have the same version.',
     cause,
   });
 }
 
 function interruptedError(reason: unknown, where: ServerAddress, method: string): StowageError {
   if (reason instanceof DeadlineExceeded) {
-    return new StowageError(`${addressText(where)} gave no answer within ${reason.ms / 1000} s`, {
+    return new StowageError(`no response from ${addressText(where)} within ${reason.ms / 1000} s`, {
       code: 'deadline',
       reason: 'server-no-answer',
-      action: 'See what the server is doing: stowage operations. Or wait longer: --timeout 5m',
+      action: 'List the operations of the server: stowage operations. To wait longer, add --timeout 5m',
       cause: reason,
     });
   }
   return new StowageError('interrupted', {
     code: 'canceled',
     reason: 'interrupted',
-    action: method === 'GET' ? '' : 'The server may have completed the work: see stowage operations',
+    action: method === 'GET' ? '' : 'The server may have completed the request; check: stowage operations',
     cause: reason,
   });
 }
 
 function connectionBroken(where: ServerAddress, cause: ConnectionFailure): StowageError {
-  return new StowageError(`the connection to ${addressText(where)} broke before the answer arrived`, {
+  return new StowageError(`lost the connection to ${addressText(where)} before the response arrived`, {
     code: 'unavailable',
     reason: 'connection-broken',
-    action: 'Check the log of the server, and what it has done (stowage operations); then repeat the command',
+    action: 'Check the log and the operations of the server (stowage operations), then repeat the command',
     cause,
   });
 }
 
 function unreachable(where: ServerAddress, cause: ConnectionFailure): StowageError {
   if (cause.code === 'EACCES' || cause.code === 'EPERM') {
-    return new StowageError(`you are not permitted to use ${addressText(where)}`, {
+    return new StowageError(`permission denied while connecting to ${addressText(where)}`, {
       code: 'denied',
       reason: 'socket-denied',
       action: 'Run the command as the user who started the server, or use --url with a token.',
@@ -256,17 +257,17 @@ function unreachable(where: ServerAddress, cause: ConnectionFailure): StowageErr
     });
   }
   if (where.kind === 'cluster')
-    return new StowageError(`the API server at ${where.server.origin} cannot be reached (${cause.code})`, {
+    return new StowageError(`cannot reach the API server at ${where.server.origin} (${cause.code})`, {
       code: 'unavailable',
       reason: 'kubernetes-unreachable',
-      action: 'Check that this works: kubectl version. Choose another cluster with --context NAME.',
+      action: 'Check the connection: kubectl version. Select another cluster with --context NAME.',
       cause,
     });
   const other = where.kind === 'socket' ? '--socket or STOWAGE_SOCKET' : '--url or STOWAGE_URL';
-  return new StowageError(`no Stowage server answers at ${addressText(where)} (${cause.code})`, {
+  return new StowageError(`cannot connect to a Stowage server at ${addressText(where)} (${cause.code})`, {
     code: 'unavailable',
     reason: 'server-not-running',
-    action: `Start one with: stowage up. If it runs elsewhere, name its address with ${other}.`,
+    action: `Start the server with: stowage up. If it listens elsewhere, set ${other}.`,
     cause,
   });
 }

@@ -27,7 +27,7 @@ function failure(operation: OperationJson): Error {
     code: 'canceled',
     reason: 'canceled',
     message: `${operation.kind} of ${operation.subject} was cancelled`,
-    action: 'Repeat the command when you want it done; repeating is safe.',
+    action: 'Repeat the command to run it again; this is safe.',
   };
   return new ServerProblem({ detail: message, ...rest });
 }
@@ -71,10 +71,10 @@ async function cancel(session: Session, operation: OperationJson): Promise<Opera
       await clock.sleep(pollMs, limit.signal);
     }
   } catch (cause) {
-    throw new StowageError(`${operation.kind} of ${operation.subject} was asked to stop, but has not stopped yet`, {
+    throw new StowageError(`cancelled ${operation.kind} of ${operation.subject}, but it has not stopped yet`, {
       code: 'canceled',
       reason: 'cancel-pending',
-      action: `See how it ends with: stowage operations show ${operation.id}`,
+      action: `Check its state with: stowage operations show ${operation.id}`,
       cause,
     });
   }

@@ -15,29 +15,29 @@ export function addOperationCommands(program: StowageCommand, act: MakeAction): 
   const operations = program
     .command('operations')
     .alias('ops')
-    .description('Running and recent operations of the server.')
-    .example('stowage operations', 'the last twenty')
-    .example('stowage operations --watch', 'and new ones, as they start and end');
+    .description('List, show and cancel operations of the server.')
+    .example('stowage operations', 'the 20 most recent operations')
+    .example('stowage operations --watch', 'then print operations as they start and end');
   operations
     .command('list', { isDefault: true })
     .alias('ls')
     .description('List running and recent operations, the newest first.')
-    .option('--limit <n>', `how many at most, up to ${maxListed}`, '20')
+    .option('--limit <n>', `maximum number of operations, up to ${maxListed}`, '20')
     .option('--watch', 'then print operations as they start and end')
-    .example('stowage operations list --limit 100', 'further back')
+    .example('stowage operations list --limit 100', 'the 100 most recent operations')
     .example('stowage operations --watch', 'until Ctrl-C')
     .action(act(list));
   operations
     .command('show')
     .description('Show one operation: its progress, its result, and its error.')
     .argument('<operation>', 'its id')
-    .example('stowage operations show op1-…', 'why did it fail?')
+    .example('stowage operations show op1-…', 'progress, result and error of an operation')
     .action(act(show));
   operations
     .command('cancel')
-    .description('Cancel a running operation. Its partial work is undone or can be repeated.')
+    .description('Cancel a running operation. Partial work is rolled back or can be repeated.')
     .argument('<operation>', 'its id')
-    .example('stowage operations cancel op1-…', 'stop it')
+    .example('stowage operations cancel op1-…', 'cancel the operation')
     .action(
       act(async ({ client, out }, id: string) => {
         const { body } = await client.change({ method: 'POST', path: `${pathOf(id)}/cancel` });

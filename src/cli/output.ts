@@ -57,11 +57,11 @@ export function createOutput(io: Io, options: OutputOptions, spoken = (text: str
     },
     unanswered: (stores, consequence) =>
       stores.map(shown).forEach((store) => {
-        aside(`note: store ${store} cannot be used now; ${consequence} (why: stowage store show ${store})`);
+        aside(`note: store ${store} is unavailable; ${consequence} (see: stowage store show ${store})`);
       }),
     unreached: (nodes, consequence) =>
       nodes.forEach(({ node, message }) => {
-        aside(`note: node ${shown(node)} could not be reached, ${consequence}: ${shown(message)}`);
+        aside(`note: cannot reach node ${shown(node)}; ${consequence}: ${shown(message)}`);
       }),
     warn: (text) => aside(`${paint('warn', 'warning:')} ${shown(spoken(text))}`),
     error: (thrown) => {

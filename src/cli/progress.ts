@@ -54,7 +54,7 @@ export function createWaiting(io: Pick<Io, 'stderr' | 'env'>, quiet: boolean, cl
     let drawn = false;
     const timer = clock.after(waitingAfterMs, () => {
       drawn = true;
-      io.stderr.write('\r\x1b[2Kwaiting for the answer…');
+      io.stderr.write('\r\x1b[2Kwaiting for the server…');
     });
     return {
       [Symbol.dispose]: () => {

@@ -76,15 +76,15 @@ function kubectlSection(): string[] {
   return [
     '## kubectl stowage',
     '',
-    'The same command line for the Stowage of a Kubernetes cluster: `bin/kubectl-stowage` on the PATH makes it a plugin of kubectl.',
-    'It connects through the API server of the kubeconfig, with a token that it requests for a service account each time.',
-    'In place of `--socket`, `--url` and `--token-file` it has:',
+    'The command line for Stowage in a Kubernetes cluster: `bin/kubectl-stowage` on the PATH makes it a plugin of kubectl.',
+    'It connects through the API server of the kubeconfig, and requests a short-lived service account token each time.',
+    'Instead of `--socket`, `--url` and `--token-file` it has these options:',
     '',
     ...rows(
       ['Option', 'Meaning'],
       own.map(({ flags, description }) => [flags, description] as const),
     ),
-    `It has the commands ${names.join(', ')}. It refuses commands that only make sense on a machine, and names the alternative in a cluster.`,
+    `It has the commands ${names.join(', ')}. Commands that only make sense on a host fail, and the error names the alternative in a cluster.`,
     '',
     ...more.flatMap(({ path, command }) => section(path, command, 'kubectl stowage')).map(program.rewriteProgramName),
   ];
@@ -97,7 +97,7 @@ export function cliReference(): string {
   return [
     '# The command line',
     '',
-    'Generated from the program itself; every command shows the same with `--help`. The options of `stowage` itself may stand',
+    'Generated from the program; `--help` prints the same text for each command. The global options of `stowage` may stand',
     'before or after any command.',
     '',
     ...(root === undefined ? [] : section([], root.command).slice(2)),

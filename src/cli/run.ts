@@ -132,7 +132,7 @@ function watchPipes(io: Io): Disposable & { readonly outputClosed: AbortSignal; 
   const failed = (error: Error): void => {
     if (!isErrno(error, 'EPIPE', 'ERR_STREAM_DESTROYED') && lost === undefined) {
       lost = error;
-      io.stderr.write(`error: the output could not be written (${errnoOf(error) ?? error.message})\n`);
+      io.stderr.write(`error: cannot write the output (${errnoOf(error) ?? error.message})\n`);
     }
     closed.abort(error);
   };

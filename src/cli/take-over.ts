@@ -23,23 +23,23 @@ export function addTakeOverCommand(program: StowageCommand, act: MakeAction): vo
   program
     .command('take-over')
     .description(
-      'Make claims of csi-driver-nfs and nfs-subdir-external-provisioner claims of Stowage, with the same names and data. ' +
-        'Without claims and --all it only lists the candidates. Exits with 1 if a requested claim is left.',
+      'Migrate PersistentVolumeClaims of csi-driver-nfs and nfs-subdir-external-provisioner to Stowage. Names and data stay the same. ' +
+        'Without claims and --all, it only lists the candidates. Exits with 1 if a requested claim could not be migrated.',
     )
-    .argument('<store>', 'the store of the export that has their directories')
+    .argument('<store>', 'store whose NFS export contains the directories of the claims')
     .argument('[claims...]', 'NAMESPACE/CLAIM, or NAMESPACE for all claims in it')
-    .option('--all', 'all claims that no pod uses')
+    .option('--all', 'migrate all claims that no pod uses')
     .option('--dry-run', 'only print what would be done')
-    .option('--undo', 'give taken-over claims back to their original PersistentVolumes')
+    .option('--undo', 'bind the claims to their original PersistentVolumes again')
     .option('--finish', 'finish the take-over; it cannot be undone afterwards')
     .option('--server <name>', "another name or address of the store's server (repeatable)", collect)
-    .example('stowage take-over silver', 'which claims have their directories on the export of silver?')
-    .example('stowage take-over silver shop/data-db-0', 'take over one claim, which no pod uses')
-    .example('stowage take-over silver --all', 'all claims that no pod uses')
-    .example('stowage take-over silver shop/data-db-0 --undo', 'back to how it was')
+    .example('stowage take-over silver', 'list the claims with directories on the export of silver')
+    .example('stowage take-over silver shop/data-db-0', 'migrate one claim that no pod uses')
+    .example('stowage take-over silver --all', 'migrate all claims that no pod uses')
+    .example('stowage take-over silver shop/data-db-0 --undo', 'undo the migration of the claim')
     .example(
       'stowage take-over silver --all --finish',
-      'all works: the original PersistentVolumes are no longer needed',
+      'after a check of the workloads: delete the original PersistentVolumes',
     )
     .action(act(takeOver));
 }
@@ -73,12 +73,12 @@ async function takeOver(
 ): Promise<number> {
   const { services, out } = session;
   if (options.undo === true && options.finish === true)
-    throw invalid('--undo and --finish are opposites', 'usage', 'Give one of them.');
+    throw invalid('--undo and --finish are mutually exclusive', 'usage', 'Specify only one of them.');
   const action: TakeOverAction = options.undo === true ? 'undo' : options.finish === true ? 'finish' : 'take';
   const { kubeconfig, context }: ClusterOptions = command.optsWithGlobals();
   const request = { kubeconfig, context, store, servers: options.server ?? [] };
   using service = await services.takeOver?.(request);
-  if (service === undefined) throw invalid('this is only possible in a cluster', 'usage', 'Use: kubectl stowage');
+  if (service === undefined) throw invalid('take-over works only in a cluster', 'usage', 'Use: kubectl stowage');
   const { candidates, otherServers } = await service.findCandidates(action);
   const chosen = candidates.filter((one) => isSelected(one, names));
   requireKnownClaims(names, candidates);
@@ -94,7 +94,7 @@ async function takeOver(
     results.push({ claim, done, detail });
     if (out.json || (out.quiet && done)) return;
     const verb = options.dryRun === true ? resultWords[action].would : resultWords[action].done;
-    out.line(done ? `${verb} ${shown(claim)}: ${shown(detail)}` : `left ${shown(claim)}: ${shown(detail)}`);
+    out.line(done ? `${verb} ${shown(claim)}: ${shown(detail)}` : `skipped ${shown(claim)}: ${shown(detail)}`);
   };
   if (options.dryRun !== true && action === 'take') await adopt(session, store, todo, volumes);
   const isAsked = options.dryRun !== true && action !== 'undo' && todo.length > 0;
@@ -113,9 +113,9 @@ async function takeOver(
   });
   for (const one of left) addResult(one, false, one.detail);
   if (out.json) out.value(results);
-  else if (results.length === 0) out.note('there is nothing to do');
+  else if (results.length === 0) out.note('nothing to do');
   const missing = results.filter(({ done }) => !done).length;
-  if (missing > 0) out.note(`${plural(missing, 'claim')} left; fix the causes and repeat the command`);
+  if (missing > 0) out.note(`${plural(missing, 'claim')} skipped; fix the causes and repeat the command`);
   return missing > 0 ? 1 : 0;
 }
 
@@ -139,9 +139,9 @@ function requireKnownClaims(names: readonly string[], candidates: readonly TakeO
   const absent = names.filter((name) => !candidates.some((one) => isSelected(one, [name])));
   if (absent.length === 0) return;
   throw invalid(
-    `no claim ${absent.map((name) => `'${shown(name)}'`).join(', ')} has a directory on that export`,
+    `no claim ${absent.map((name) => `'${shown(name)}'`).join(', ')} has a directory on the export of the store`,
     'take-over-not-possible',
-    'List them: stowage take-over STORE. Write NAMESPACE/CLAIM.',
+    'List the candidates: stowage take-over STORE. Write a claim as NAMESPACE/CLAIM.',
   );
 }
 
@@ -158,7 +158,7 @@ async function identityOf({ client }: Session, store: string): Promise<string | 
     throw new StowageError(`store '${store}' is not open`, {
       code: 'unavailable',
       reason: 'take-over-not-possible',
-      action: 'See why: kubectl get stores. Repeat the command when it is; repeating is safe.',
+      action: 'Find the cause: kubectl get stores. Repeat the command when the store is open; this is safe.',
     });
   return identity ?? undefined;
 }
@@ -233,9 +233,9 @@ function overview(
     out.note(`no PersistentVolume of another provisioner has a directory on the export of ${store}`);
   if (otherServers.length > 0)
     out.note(
-      `others are on ${otherServers.join(', ')}; if that is another name of the server of ${store}, add: --server NAME`,
+      `other PersistentVolumes are on ${otherServers.join(', ')}; if this is another name of the server of ${store}, add: --server NAME`,
     );
   const ready = candidates.filter(isOpen).length;
-  if (ready > 0) out.note(`${plural(ready, 'claim')} can be taken over: name them, or --all`);
+  if (ready > 0) out.note(`${plural(ready, 'claim')} can be taken over: specify them, or use --all`);
   return 0;
 }

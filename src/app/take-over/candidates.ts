@@ -72,7 +72,7 @@ export async function usersOf(
 export const usedBy = (users: readonly string[]): string => {
   const shown = users.slice(0, 3).join(', ');
   const more = users.length > 3 ? ` and ${users.length - 3} more` : '';
-  return `used by pod${users.length === 1 ? '' : 's'} ${shown}${more}: scale its workload to 0, and repeat`;
+  return `used by pod${users.length === 1 ? '' : 's'} ${shown}${more}: scale its workload to 0, then repeat the command`;
 };
 
 /** Kubernetes puts one finalizer on every claim; any other one would block the claim's deletion. Empty: none does. */
@@ -133,7 +133,7 @@ function orphaned({ volumes }: Cluster, store: string): readonly TakeOverCandida
       to: nameOf(volume),
       directory: csi.volumeAttributes['name'] ?? '',
       state: 'taken-over',
-      detail: 'the original PersistentVolume is gone: the take-over can only be finished',
+      detail: 'the original PersistentVolume was deleted: the take-over can only be finished',
     } as const;
   });
 }
@@ -161,19 +161,22 @@ function stateOf(
   )
     return {
       state: 'unclaimed',
-      detail: `its claim was deleted since. The data stay even after: kubectl delete pv ${nameOf(before)} ${nameOf(after)}`,
+      detail: `its claim was deleted. The data is kept, even after: kubectl delete pv ${nameOf(before)} ${nameOf(after)}`,
     };
   if (after !== undefined) {
     // A pod that uses the old volume blocks only the continuation.
     const isUsed = users.length > 0 && claim?.spec.volumeName === nameOf(before);
-    return { state: 'begun', detail: `the take-over was interrupted: ${isUsed ? usedBy(users) : 'repeat it'}` };
+    return {
+      state: 'begun',
+      detail: `the take-over was interrupted: ${isUsed ? usedBy(users) : 'repeat the command'}`,
+    };
   }
   if (claim === undefined || claim.spec.volumeName !== nameOf(before))
-    return { state: 'unclaimed', detail: 'no claim is bound to it' };
-  if (path === '') return impossible('it is the whole export of the store, not a directory on it');
+    return { state: 'unclaimed', detail: 'no claim is bound to the PersistentVolume' };
+  if (path === '') return impossible('it uses the whole export of the store, not a directory on the export');
   if (path.includes('/'))
     return impossible(
-      `its directory is not directly below the export: use a Store for ${path.replace(/\/[^/]*$/, '')}, which contains it`,
+      `its directory is not directly below the export: use a Store for the parent directory, ${path.replace(/\/[^/]*$/, '')}`,
     );
   if (!isVolumeName(path))
     return impossible('the name of its directory is not valid for a volume: see docs/volumes.md');

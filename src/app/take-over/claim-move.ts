@@ -31,9 +31,9 @@ const [firstPollMs, longestPollMs] = [25, 500];
 
 export const notPossible = (message: string, action: string): StowageError =>
   new StowageError(message, { code: 'conflict', reason: 'take-over-not-possible', action });
-const repeat = 'Repeat the command; repeating is safe.';
+const repeat = 'Repeat the command; this is safe.';
 const kept = ({ metadata: { name = '' } }: PersistentVolume): string =>
-  `Its content is kept in the annotation ${claimAsWas} of the PersistentVolume ${name}. ${repeat}`;
+  `The claim is saved in the annotation ${claimAsWas} of the PersistentVolume ${name}. ${repeat}`;
 
 /** Whether creating the claim may succeed later without a change of the command: for example, a quota can be exceeded temporarily. */
 const mayBeCreatedLater = (error: KubeError): boolean =>
@@ -107,10 +107,10 @@ export function createClaimMove(options: ClaimMoveOptions) {
         return false;
       },
       async (why) => {
-        if (why !== '') return notPossible(`the claim is being deleted, and may be gone: ${why}`, kept(memory));
+        if (why !== '') return notPossible(`the claim is being deleted, and may already be gone: ${why}`, kept(memory));
         const users = await usersOf(client, claim, signal);
         const reason =
-          users.length > 0 ? `pod ${users.join(', ')} uses it` : 'Kubernetes has not removed its finalizers yet';
+          users.length > 0 ? `pod ${users.join(', ')} uses the claim` : 'Kubernetes has not removed its finalizers yet';
         return notPossible(`the claim is being deleted, but still exists: ${reason}`, repeat);
       },
     );
@@ -123,7 +123,7 @@ export function createClaimMove(options: ClaimMoveOptions) {
   ): Promise<void> {
     let why = '';
     const gone = async (): Promise<StowageError> =>
-      notPossible(`the claim is gone, and could not be recreated yet: ${why}`, kept(memory));
+      notPossible(`the claim was deleted, and could not be recreated yet: ${why}`, kept(memory));
     await poll(
       options,
       async () => {
@@ -150,7 +150,7 @@ export function createClaimMove(options: ClaimMoveOptions) {
         const { spec, status } = (await claimOf(options, to)) ?? {};
         if (spec?.volumeName !== undefined && spec.volumeName !== name)
           throw notPossible(
-            `another client recreated the claim, and it has another volume, ${spec.volumeName}`,
+            `another client recreated the claim, which is bound to another PersistentVolume, ${spec.volumeName}`,
             'If that claim is not needed, delete it and repeat the command.',
           );
         return status?.phase === 'Bound' && spec?.volumeName === name;
@@ -158,7 +158,7 @@ export function createClaimMove(options: ClaimMoveOptions) {
       async (why) =>
         notPossible(
           `the claim is not bound to its volume ${name}${why === '' ? '' : `: ${why}`}`,
-          `See: kubectl describe pvc and kubectl describe pv ${name}. ${repeat}`,
+          `Check: kubectl describe pvc; kubectl describe pv ${name}. ${repeat}`,
         ),
     );
   }
@@ -169,8 +169,8 @@ export function createClaimMove(options: ClaimMoveOptions) {
     const known = claim?.spec.volumeName === before ? claim : recordedClaim(memory);
     if (known === undefined)
       throw notPossible(
-        'there is no record of the deleted claim',
-        'Create the claim yourself, with its name and class.',
+        'no record of the deleted claim found',
+        'Create the claim manually, with the same name and class.',
       );
     const waiting = await reserve(to, known);
     const remembers = memory.metadata.name === after ? waiting : memory;

@@ -17,8 +17,8 @@ export interface FinishOptions {
 }
 
 const staysRetained = (name: string): string =>
-  `its reclaim policy stays Retain, since the previous provisioner may have kept the data of a deleted claim. ` +
-  `If Stowage may delete them: kubectl patch pv ${name} --type=merge -p '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}'`;
+  `the reclaim policy stays Retain, because the previous provisioner may have kept the data of a deleted claim. ` +
+  `To let Stowage delete the data: kubectl patch pv ${name} --type=merge -p '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}'`;
 
 export function createFinish({ client, signal, patches }: FinishOptions) {
   const { retainData, patchVolume } = patches;
@@ -55,8 +55,8 @@ export function createFinish({ client, signal, patches }: FinishOptions) {
     const claim = await unlessMissing(client.get(claims, { namespace, name }, signal));
     if (claim?.spec.volumeName !== to || claim.metadata.uid !== uid)
       throw notPossible(
-        'its claim is gone, or has another volume',
-        `Repeat take-over, or delete the PersistentVolumes ${from} and ${to} yourself: the data stay.`,
+        'its claim was deleted, or is bound to another PersistentVolume',
+        `Repeat take-over, or delete the PersistentVolumes ${from} and ${to}: the data is kept.`,
       );
     const { annotations, finalizers = [] } = after.metadata;
     const policy = await policyFor(after, before);

@@ -42,7 +42,10 @@ export function createTakeOver(parts: TakeOverOptions): TakeOverService {
   }: TakeOverCandidate): Promise<readonly [PersistentVolume, PersistentVolume | undefined]> {
     const [before, after] = await Promise.all([volume(from), volume(to)]);
     if (before === undefined)
-      throw notPossible(`the PersistentVolume ${from} is gone`, 'List the candidates again: kubectl stowage take-over');
+      throw notPossible(
+        `the PersistentVolume ${from} was deleted`,
+        'List the candidates again: kubectl stowage take-over',
+      );
     if (before.metadata.deletionTimestamp !== undefined)
       throw notPossible(
         `the PersistentVolume ${from} is being deleted`,
@@ -66,12 +69,12 @@ export function createTakeOver(parts: TakeOverOptions): TakeOverService {
     if (id === '')
       throw notPossible(
         'the store has no volume for its directory',
-        `See why: kubectl stowage store adopt ${store} --dry-run`,
+        `Find the cause: kubectl stowage store adopt ${store} --dry-run`,
       );
     const isThere = claim?.spec.volumeName === before.metadata.name && claim?.metadata.deletionTimestamp === undefined;
     if (claim === undefined || !isThere)
       throw notPossible(
-        'the claim is gone, or has another volume',
+        'the claim was deleted, or is bound to another PersistentVolume',
         'List the candidates again: kubectl stowage take-over',
       );
     const holder = seen && holderOf(seen, [id, `${store}..${directory}`]);
@@ -99,12 +102,12 @@ export function createTakeOver(parts: TakeOverOptions): TakeOverService {
 
   async function undo(candidate: TakeOverCandidate): Promise<void> {
     const [before, after] = await getVolumes(candidate);
-    if (after === undefined) throw notPossible('it was not taken over', '');
+    if (after === undefined) throw notPossible('the claim was not taken over', '');
     const claim = await checkedClaim(parts, after);
     const [kept, memory] = [await retainData(before), await retainData(after)];
     await move({ claim, from: memory, to: kept, memory });
     const bound = await volume(candidate.from);
-    if (bound === undefined) throw notPossible(`the PersistentVolume ${candidate.from} is gone`, '');
+    if (bound === undefined) throw notPossible(`the PersistentVolume ${candidate.from} was deleted`, '');
     const policy = bound.metadata.annotations?.[policyBefore] ?? 'Retain';
     await patchVolume(bound, { persistentVolumeReclaimPolicy: policy }, { [policyBefore]: null });
     await unlessMissing(client.delete(persistentVolumes, { name: candidate.to }, { uid: after.metadata.uid }, signal));
@@ -134,7 +137,7 @@ async function exportOfStore(
 ): Promise<Export> {
   const object: StoreObject | undefined = await unlessMissing(client.get(storeObjects, { name: store }, signal));
   if (object === undefined)
-    throw new StowageError(`there is no store '${store}' in the cluster`, {
+    throw new StowageError(`store '${store}' not found in the cluster`, {
       code: 'not-found',
       reason: 'store-unknown',
       action: 'List the stores: kubectl get stores',
@@ -143,18 +146,18 @@ async function exportOfStore(
   // With a pathTemplate, the volume named after the directory can be in another directory.
   if (at !== undefined && action === 'take' && optionOf(object, 'pathTemplate') !== undefined)
     throw new StowageError(
-      `store '${store}' has the option pathTemplate, so its directories do not have the names of its volumes`,
+      `store '${store}' has the option pathTemplate, so its directories are not named after its volumes`,
       {
         code: 'unsupported',
         reason: 'take-over-not-possible',
-        action: 'Name a Store of the same export without pathTemplate.',
+        action: 'Use a Store of the same export without pathTemplate.',
       },
     );
   if (at !== undefined) return at;
   throw new StowageError(`store '${store}' is not on an NFS server`, {
     code: 'unsupported',
     reason: 'take-over-not-possible',
-    action: 'Name a Store whose uri begins with nfs://, for the export that contains the volumes.',
+    action: 'Use a Store with an nfs:// URI for the export that contains the volumes.',
   });
 }
 
@@ -183,18 +186,18 @@ function refusedBy(error: KubeError): StowageError {
   if (failure === 'canceled')
     return new StowageError('interrupted', { code: 'canceled', reason: 'interrupted', action: '', cause: error });
   if (reasonOf(error) === 'Conflict')
-    return notPossible('other clients keep withRetries the same objects', 'Repeat the command; repeating is safe.');
+    return notPossible('other clients keep changing the same objects', 'Repeat the command; this is safe.');
   if (status === 401 || status === 403)
     return new StowageError(said || message, {
       code: 'denied',
       reason: 'kubernetes-denied',
-      action: 'Use a kubeconfig of an administrator of the cluster: --kubeconfig FILE, --context NAME',
+      action: 'Use the kubeconfig of a cluster administrator: --kubeconfig FILE, --context NAME',
       cause: error,
     });
   return new StowageError(`the request to the API server failed: ${said || message}`, {
     code: failure === 'deadline' ? 'deadline' : 'unavailable',
     reason: 'kubernetes-unreachable',
-    action: 'Check that this works: kubectl version. Then repeat the command; repeating is safe.',
+    action: 'Check the connection: kubectl version. Then repeat the command; this is safe.',
     cause: error,
   });
 }

@@ -133,7 +133,7 @@ export function nodeOfAgent({ username, extra }: ReviewedUser, namespace: string
 }
 
 const missing = (audience: string): StowageError =>
-  new StowageError('a bearer token is required here', {
+  new StowageError('a bearer token is required', {
     code: 'unauthenticated',
     reason: 'token-missing',
     action: `Send a token of Kubernetes for the audience ${audience}.`,

@@ -139,7 +139,7 @@ const ambiguous = (): StowageError =>
   });
 
 const missing = (): StowageError =>
-  new StowageError('a bearer token is required here', {
+  new StowageError('a bearer token is required', {
     code: 'unauthenticated',
     reason: 'token-missing',
     action: `Use kubectl stowage, or send 'Authorization: Bearer TOKEN' with the token of a service account: ${howToGet}`,

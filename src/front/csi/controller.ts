@@ -103,10 +103,7 @@ async function deleteVolume(ctx: DriverContext, id: string, call: Call): Promise
 function requireConfiguredStore({ core }: DriverContext, id: string): void {
   const store = core.catalogue.recorded(id)?.store ?? partsOfQualified(id)?.store;
   if (store === undefined || core.stores.list().some(({ config }) => config.name === store)) return;
-  throw storeGone(
-    store,
-    'Configure the store again; or, to leave the data where they are, retain the volume instead of deleting it.',
-  );
+  throw storeGone(store, 'Configure the store again; or, to keep the data, retain the volume instead of deleting it.');
 }
 
 async function validate(ctx: DriverContext, request: ValidateVolumeCapabilitiesRequest, call: Call) {
@@ -134,7 +131,7 @@ const accessMismatch = ({ access }: Volume, wanted: Volume['access']): string | 
 function contextMismatch(volume: Volume, context: ReadonlyMap<string, string>): string | undefined {
   const own: Readonly<Record<string, string>> = contextOf(volume);
   const wrong = ['store'].find((key) => context.has(key) && context.get(key) !== own[key]);
-  return wrong === undefined ? undefined : `volume_context has another ${wrong} than the volume`;
+  return wrong === undefined ? undefined : `volume_context does not match the ${wrong} of the volume`;
 }
 
 function parameterMismatch(volume: Volume, given: ReadonlyMap<string, string>): string | undefined {

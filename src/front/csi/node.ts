@@ -196,7 +196,7 @@ async function requireMountAt(
   throw new StowageError(`volume '${volume.store}/${volume.name}' is not mounted at ${quoted(target)}`, {
     code: 'not-found',
     reason: 'mount-not-found',
-    action: 'See what is mounted where: stowage mounts',
+    action: 'List the mounts: stowage mounts',
   });
 }
 

@@ -52,7 +52,7 @@ export function parseSizeField(text: string | undefined): bigint | undefined {
   if (text === undefined) return undefined;
   const bytes = bytesOf(text);
   if (bytes === undefined || bytes === 0n)
-    throw invalidRequest(`${quoted(text)} is not a size; write it as in a claim, such as 10Gi`);
+    throw invalidRequest(`${quoted(text)} is not a size; use a Kubernetes quantity such as 10Gi`);
   return bytes;
 }
 

@@ -54,7 +54,7 @@ function invalidRequest(message: string): StowageError {
     code: 'invalid',
     reason: 'plugin-request-invalid',
     // Docker sends an empty body when it retries a call after its connection was lost.
-    action: 'Repeat the command; if it persists, the engine and Stowage do not speak the same protocol.',
+    action: 'Repeat the command. If the error persists, the engine and Stowage use incompatible protocols.',
   });
 }
 

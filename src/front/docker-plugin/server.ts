@@ -103,8 +103,8 @@ async function answer(shared: ServerState, request: IncomingMessage, response: S
     const fields = { method: path.slice(0, 64), status };
     if (internal) shared.log.error('plugin call failed', { ...fields, error: thrown });
     // The answer hides details from the user. The administrator finds them in this log entry.
-    else if (text !== why) shared.log.warn('plugin call was refused', { ...fields, why });
-    else shared.log.info('plugin call was refused', { ...fields, why });
+    else if (text !== why) shared.log.warn('plugin call was rejected', { ...fields, why });
+    else shared.log.info('plugin call was rejected', { ...fields, why });
     if (status === 405) response.setHeader('allow', 'POST');
     send(response, status, { Err: text });
   }

@@ -159,6 +159,6 @@ function keyReused(): StowageError {
   return new StowageError('this Idempotency-Key was used for another request', {
     code: 'conflict',
     reason: 'idempotency-key-reused',
-    action: 'Use a fresh key for every new request, and the same key only to repeat one.',
+    action: 'Use a new key for every new request, and reuse a key only to retry the same request.',
   });
 }

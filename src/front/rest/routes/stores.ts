@@ -103,7 +103,7 @@ export const storeRoutes: readonly Route[] = [
     path: '/v1/stores/{store}',
     id: 'removeStore',
     tag,
-    summary: 'Remove a store that was added here; its volumes stay on it',
+    summary: 'Remove a store that was added with this API; its volumes are not deleted',
     role: 'admin',
     scope: 'server',
     effect: 'changes the server',
@@ -124,7 +124,7 @@ export const storeRoutes: readonly Route[] = [
     role: 'admin',
     scope: 'server',
     effect: 'changes the server',
-    access: { instead: 'Name the store in a StorageClass, and make that the default one.' },
+    access: { instead: 'Create a StorageClass for the store, and make it the default StorageClass.' },
     params,
     success: { status: 200, description: 'The store', schema: schemas.store },
     handle: async ({ core, params: p, call }) => ok(await one(core, core.stores.setDefault(p.store), call)),
@@ -151,7 +151,7 @@ export const storeRoutes: readonly Route[] = [
       effect: 'acts on the machine',
       access: { resource: 'stores/check', verb: 'update' },
     },
-    success: { status: 200, description: 'Each step', schema: schemas.storeCheck },
+    success: { status: 200, description: 'The result of each step', schema: schemas.storeCheck },
     handle: async ({ core, principal, params: p, body, call, nodes, permit }) => {
       requireStore(principal, p.store);
       const pod = podIn(body?.from);
@@ -176,7 +176,7 @@ export const storeRoutes: readonly Route[] = [
     operation: 'store.adopt',
     deadlineMs: adoptDeadlineMs,
     tag,
-    summary: 'Rebuild the catalogue from the store, and take in existing directories as volumes',
+    summary: 'Rebuild the catalogue from the store, and adopt existing directories as volumes',
     role: 'admin',
     scope: 'store',
     effect: 'changes volumes',
@@ -196,7 +196,7 @@ export const storeRoutes: readonly Route[] = [
     path: '/v1/stores/{store}/orphans',
     id: 'listOrphans',
     tag,
-    summary: 'List data on the store that belong to no volume, and volumes that lack a part',
+    summary: 'List data on the store that belongs to no volume, and incomplete volumes',
     role: 'viewer',
     scope: 'store',
     effect: 'reads',
@@ -225,7 +225,7 @@ export const storeRoutes: readonly Route[] = [
       description: 'The trash, newest first',
       schema: schemas.listOverStores(
         schemas.trashEntry,
-        'Stores that cannot be used now (silent, not open, or access denied): their trash is not in the list',
+        'Stores that are unavailable (not answering, not open, or access denied): their trash is not in the list',
       ),
     },
     handle: async ({ core, principal, query, call }) => {
@@ -264,7 +264,7 @@ export const storeRoutes: readonly Route[] = [
     id: 'purgeVolume',
     operation: 'trash.purge',
     tag: 'trash',
-    summary: 'Destroy a deleted volume permanently',
+    summary: 'Delete a volume in the trash permanently',
     role: 'admin',
     scope: 'store',
     effect: 'destroys data',
