@@ -4,7 +4,7 @@ import { chown, mkdir, mkdtemp, realpath, rm, writeFile } from 'node:fs/promises
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { childrenOf, walk } from '#cli/command-tree.ts';
+import { childrenOf, commandTree } from '#cli/command-tree.ts';
 import { createProgram } from '#cli/program.ts';
 import { type ErrorCode, errorCodes } from '#core/error-codes.ts';
 import { needs } from '#testbed/needs.ts';
@@ -12,7 +12,7 @@ import { asOrdinaryUser, ordinaryUid } from '#testbed/ordinary-user.ts';
 import { program, type Stowage, startStowage } from './stowage.ts';
 
 /** As users type them: `volume create`. A command with subcommands only shows its help. */
-const everyCommand = walk(createProgram({ version: '', program: 'stowage' }, () => async () => undefined))
+const everyCommand = commandTree(createProgram({ version: '', program: 'stowage' }, () => async () => undefined))
   .filter(({ command }) => childrenOf(command).length === 0)
   .map(({ path }) => path.join(' '));
 

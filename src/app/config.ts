@@ -18,7 +18,7 @@ export interface FileConfig {
   readonly engines: EngineSocketSettings;
 }
 
-const nothing: FileConfig = {
+const emptyConfig: FileConfig = {
   stores: [],
   defaultStore: undefined,
   listen: undefined,
@@ -36,12 +36,12 @@ type ConfigError = (node: unknown, message: string, action: string) => StowageEr
 /** `asked`: the user named the file, so it must exist. */
 export async function readConfigFile(
   path: string | undefined,
-  asked: boolean,
+  isRequired: boolean,
   kinds: ReadonlyMap<string, StoreKind>,
 ): Promise<FileConfig | undefined> {
   if (path === undefined) return undefined;
   const found = await readConfig(path, kinds);
-  if (found !== undefined || !asked) return found;
+  if (found !== undefined || !isRequired) return found;
   throw new StowageError(`configuration file ${path} not found`, {
     code: 'invalid',
     reason: 'config-missing',
@@ -69,7 +69,7 @@ export async function readConfig(path: string, kinds: ReadonlyMap<string, StoreK
 /** Errors name the file, line and column. */
 export function parseConfig(path: string, text: string, kinds: ReadonlyMap<string, StoreKind>): FileConfig {
   const lines = new LineCounter();
-  const complain: ConfigError = (node, message, action) => {
+  const configError: ConfigError = (node, message, action) => {
     const offset = isNode(node) ? (node.range?.[0] ?? 0) : 0;
     // If the file is rejected as a whole, there are no line starts yet.
     const { line, col } = lines.lineStarts.length === 0 ? { line: 1, col: 1 } : lines.linePos(offset);
@@ -80,7 +80,7 @@ export function parseConfig(path: string, text: string, kinds: ReadonlyMap<strin
     });
   };
   if (text.length > maxBytes)
-    throw complain(undefined, 'the configuration file is too large', 'The maximum size is 1 MiB.');
+    throw configError(undefined, 'the configuration file is too large', 'The maximum size is 1 MiB.');
   const document = parseDocument(text, { lineCounter: lines, prettyErrors: false });
   const [error] = document.errors;
   if (error !== undefined) {
@@ -92,28 +92,29 @@ export function parseConfig(path: string, text: string, kinds: ReadonlyMap<strin
     });
   }
   const top = document.contents;
-  if (top === null || (isScalar(top) && top.value === null)) return nothing;
-  if (!isMap(top)) throw complain(top, 'expected a map', `Start the file with: version: 1`);
+  if (top === null || (isScalar(top) && top.value === null)) return emptyConfig;
+  if (!isMap(top)) throw configError(top, 'expected a map', `Start the file with: version: 1`);
   for (const pair of top.items) {
     const key = keyOf(pair);
-    if (!topKeys.includes(key)) throw complain(pair.key, `unknown key '${key}'`, `Allowed keys: ${topKeys.join(', ')}`);
+    if (!topKeys.includes(key))
+      throw configError(pair.key, `unknown key '${key}'`, `Allowed keys: ${topKeys.join(', ')}`);
   }
   const version: unknown = top.get('version');
   if (version !== undefined && version !== 1) {
-    throw complain(
+    throw configError(
       top.get('version', true),
       `version ${String(version)} is not supported`,
       'Use version: 1, or upgrade Stowage.',
     );
   }
-  checkClients(top, complain);
-  const stores = storesIn(top, complain, kinds);
+  checkClients(top, configError);
+  const stores = storesIn(top, configError, kinds);
   return {
     stores,
-    defaultStore: defaultIn(top, stores, complain),
-    listen: listenIn(top, complain),
-    plugins: pathAt(top, 'plugins', complain),
-    engines: enginesIn(top, complain),
+    defaultStore: defaultIn(top, stores, configError),
+    listen: listenIn(top, configError),
+    plugins: pathAt(top, 'plugins', configError),
+    engines: enginesIn(top, configError),
   };
 }
 
@@ -149,8 +150,8 @@ function storesIn(top: YAMLMap, complain: ConfigError, kinds: ReadonlyMap<string
 /** The key of the option that the message names, otherwise that of the store. */
 function positionOf(pair: Pair, message: string): unknown {
   const value = pair.value;
-  const guilty = isMap(value) ? value.items.find((item) => message.includes(keyOf(item))) : undefined;
-  return guilty?.key ?? pair.key;
+  const wrongOption = isMap(value) ? value.items.find((item) => message.includes(keyOf(item))) : undefined;
+  return wrongOption?.key ?? pair.key;
 }
 
 /** `name: URI`, or a map with `uri` and options: YAML keys and the query of a URI are equivalent. */

@@ -12,11 +12,11 @@ const isInPod = (env: Environment): boolean => Boolean(env['KUBERNETES_SERVICE_H
 export async function isInContainer(
   env: Environment,
   keepers: KeeperPlace | undefined,
-  look: () => Promise<Surroundings> = surroundings,
+  readSurroundings: () => Promise<Surroundings> = surroundings,
 ): Promise<boolean> {
   if (isInPod(env) || keepers === 'pod' || keepers === 'container') return true;
   // A host name can look like a container id, so ignore it.
-  return possibleIds({ ...(await look()), hostname: '' }).length > 0;
+  return possibleIds({ ...(await readSurroundings()), hostname: '' }).length > 0;
 }
 
 /**

@@ -16,19 +16,19 @@ export interface ClusterConnectionOptions extends ClusterOptions {
 }
 
 const service = 'https:stowage:443';
-const usualNamespace = 'stowage-system';
-const usualAccount = 'stowage-viewer';
+const defaultNamespace = 'stowage-system';
+const defaultAccount = 'stowage-viewer';
 /** The service accounts of the chart. */
-const accounts = [usualAccount, 'stowage-adopter'];
+const chartAccounts = [defaultAccount, 'stowage-adopter'];
 /** The minimum that Kubernetes allows. */
-const tokenSeconds = 600;
+const tokenLifetimeSeconds = 600;
 
 /** Connects to Stowage through the API server's proxy, as kubectl does, with a short-lived token for Stowage only. */
 export async function connectToCluster(options: ClusterConnectionOptions): Promise<ClusterAddress> {
   const clock = systemClock();
-  const { namespace = usualNamespace, account = usualAccount, signal } = options;
+  const { namespace = defaultNamespace, account = defaultAccount, signal } = options;
   const access = await accessFor(options, clock);
-  const token = await tokenFor(access, { namespace, account, clock, signal });
+  const token = await requestToken(access, { namespace, account, clock, signal });
   const { authorization, tls } = await access.identity(signal);
   return {
     kind: 'cluster',
@@ -47,7 +47,7 @@ export async function accessFor(
   clock: Clock,
 ): Promise<KubeAccess> {
   const config = await readKubeconfigs({ file, env, home });
-  if (config === undefined && !env['KUBERNETES_SERVICE_HOST']) throw unconfigured();
+  if (config === undefined && !env['KUBERNETES_SERVICE_HOST']) throw kubeconfigMissing();
   try {
     if (config === undefined) return await inCluster({ env, clock });
     return await fromKubeconfig({ config, folder: '/', clock, env, context });
@@ -69,23 +69,23 @@ interface TokenOptions {
   readonly signal: AbortSignal;
 }
 
-async function tokenFor(access: KubeAccess, { namespace, account, clock, signal }: TokenOptions): Promise<string> {
+async function requestToken(access: KubeAccess, { namespace, account, clock, signal }: TokenOptions): Promise<string> {
   using client = createKubeClient({ access, clock, userAgent: `kubectl-stowage/${version}`, maxSockets: 1 });
   const wanted = {
     apiVersion: 'authentication.k8s.io/v1',
     metadata: {},
-    spec: { audiences: ['stowage.dev'], expirationSeconds: tokenSeconds },
+    spec: { audiences: ['stowage.dev'], expirationSeconds: tokenLifetimeSeconds },
   };
   try {
     const made = await client.create(tokenRequests, wanted, signal, { namespace, name: account, subresource: 'token' });
     return made.status?.token ?? '';
   } catch (thrown) {
-    if (thrown instanceof KubeError) throw refused(thrown, access.server, namespace, account);
+    if (thrown instanceof KubeError) throw tokenRequestError(thrown, access.server, namespace, account);
     throw thrown;
   }
 }
 
-function unconfigured(): StowageError {
+function kubeconfigMissing(): StowageError {
   return new StowageError('no kubeconfig found', {
     code: 'invalid',
     reason: 'kubeconfig-missing',
@@ -93,7 +93,7 @@ function unconfigured(): StowageError {
   });
 }
 
-function refused(error: KubeError, server: URL, namespace: string, account: string): StowageError {
+function tokenRequestError(error: KubeError, server: URL, namespace: string, account: string): StowageError {
   const { failure, status, serverMessage: said } = error;
   if (failure === 'canceled')
     return new StowageError('interrupted', { code: 'canceled', reason: 'interrupted', action: '', cause: error });
@@ -107,7 +107,7 @@ function refused(error: KubeError, server: URL, namespace: string, account: stri
       cause: error,
     });
   if (status === 404)
-    return accounts.includes(account)
+    return chartAccounts.includes(account)
       ? notInstalled(namespace, error)
       : new StowageError(`service account ${namespace}/${account} not found`, {
           code: 'not-found',

@@ -14,7 +14,7 @@ const slice = () =>
   it.client.get(endpointSlices, { namespace, name: 'stowage-leader' }, signal).catch(() => 'there is none');
 const anyPort: ListenAddress = { host: '127.0.0.1', port: 0, address: '127.0.0.1', pod: 'controller-1' };
 const opened = (place: ListenAddress | undefined) =>
-  createLeaderServer({ client: it.client, clock: systemClock(), namespace, place }, { log: silentLog() });
+  createLeaderServer({ client: it.client, clock: systemClock(), namespace, listenOn: place }, { log: silentLog() });
 
 describe('the announced address', () => {
   test.each([

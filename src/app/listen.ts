@@ -16,8 +16,8 @@ export function parseListen(
     /^[0-9]{1,5}$/.test(text) ? `:${text}` : text,
   );
   const port = Number(match?.[3]);
-  const left = text.startsWith(':') ? defaultHost : '127.0.0.1';
-  if (match !== null && port <= 65_535) return { host: match[1] ?? (match[2] || left), port };
+  const emptyHostDefault = text.startsWith(':') ? defaultHost : '127.0.0.1';
+  if (match !== null && port <= 65_535) return { host: match[1] ?? (match[2] || emptyHostDefault), port };
   throw new StowageError(`'${text}' is not a valid listen address`, {
     code: 'invalid',
     reason: 'listen-invalid',
@@ -25,7 +25,7 @@ export function parseListen(
   });
 }
 
-async function listening(server: Server, start: () => void): Promise<void> {
+async function startListening(server: Server, start: () => void): Promise<void> {
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   server.once('error', reject);
   server.once('listening', resolve);
@@ -43,7 +43,7 @@ export async function listenTcp(server: Server, at: { readonly host: string; rea
   const isAll = at.host === allAddresses;
   try {
     // Without a host Node listens on IPv6 and IPv4, or on IPv4 alone if the machine has no IPv6.
-    await listening(server, () => (isAll ? server.listen(at.port) : server.listen(at.port, at.host)));
+    await startListening(server, () => (isAll ? server.listen(at.port) : server.listen(at.port, at.host)));
   } catch (cause) {
     const why = errnoOf(cause) ?? '';
     const where = isAll ? `port ${at.port} on all addresses` : `${at.host}:${at.port}`;
@@ -77,7 +77,7 @@ export async function listenSocket(server: Server, path: string): Promise<void> 
       action: 'Choose a path of at most 107 bytes: stowage up --socket PATH',
     });
   }
-  if (await isAnswered(path)) {
+  if (await acceptsConnections(path)) {
     throw new StowageError(`another process already listens on ${path}`, {
       code: 'conflict',
       reason: 'socket-in-use',
@@ -85,9 +85,9 @@ export async function listenSocket(server: Server, path: string): Promise<void> 
         'It is probably another Stowage. Stop it, or use a separate state folder and socket: stowage up --state DIR --socket PATH --listen none',
     });
   }
-  await removeLeftover(path);
+  await removeStaleSocket(path);
   try {
-    await listening(server, () => {
+    await startListening(server, () => {
       // The mode must be right from the start: bind() creates the file according to the umask. It binds before listen() returns,
       // so nothing else in this process sees the changed umask.
       const before = process.umask(0o177);
@@ -110,10 +110,10 @@ export async function listenSocket(server: Server, path: string): Promise<void> 
 }
 
 /** Removes the socket of a process that was killed. */
-async function removeLeftover(path: string): Promise<void> {
-  const there = await lstat(path).catch(() => undefined);
-  if (there === undefined) return;
-  if (there.isSocket()) return await rm(path, { force: true });
+async function removeStaleSocket(path: string): Promise<void> {
+  const existing = await lstat(path).catch(() => undefined);
+  if (existing === undefined) return;
+  if (existing.isSocket()) return await rm(path, { force: true });
   throw new StowageError(`${path} exists and is not a socket`, {
     code: 'conflict',
     reason: 'socket-path-taken',
@@ -121,7 +121,7 @@ async function removeLeftover(path: string): Promise<void> {
   });
 }
 
-async function isAnswered(path: string): Promise<boolean> {
+async function acceptsConnections(path: string): Promise<boolean> {
   const { promise, resolve } = Promise.withResolvers<boolean>();
   const socket = connect(path);
   socket.setTimeout(2_000, () => resolve(true));

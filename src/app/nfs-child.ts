@@ -24,11 +24,11 @@ export interface NfsChild extends AsyncDisposable {
   readonly pid: number | undefined;
 }
 
-const firstWaitMs = 250;
-const maxWaitMs = 30_000;
+const minBackoffMs = 250;
+const maxBackoffMs = 30_000;
 /** A server that ran for this long did not fail at its start, so the back-off is reset. */
-const steadyMs = 30_000;
-const endMs = 5_000;
+const minSteadyRunMs = 30_000;
+const stopTimeoutMs = 5_000;
 
 /** The last error that the server printed: probably why it ended. */
 interface PrintedError {
@@ -55,23 +55,23 @@ export function startNfsChild({ command, env, clock, log, onReady, onEnd }: NfsC
       onReady();
     });
     const said = forwardOutput(child, log);
-    const how = await endOf(child);
+    const how = await waitForExit(child);
     child = undefined;
-    problem = ended(how, await said);
+    problem = serverEnded(how, await said);
     onEnd?.();
   }
 
   async function keepRunning(): Promise<void> {
-    let waitMs = firstWaitMs;
+    let waitMs = minBackoffMs;
     while (!stopping.signal.aborted) {
       const began = clock.elapsed();
       await runOnce();
       if (stopping.signal.aborted) return;
-      if (clock.elapsed() - began >= steadyMs) waitMs = firstWaitMs;
+      if (clock.elapsed() - began >= minSteadyRunMs) waitMs = minBackoffMs;
       const { message, action } = problem ?? notStarted();
       log.warn('restarting the NFS server', { why: message, action, afterMs: waitMs });
       await clock.sleep(waitMs, stopping.signal).catch(() => undefined);
-      waitMs = Math.min(waitMs * 2, maxWaitMs);
+      waitMs = Math.min(waitMs * 2, maxBackoffMs);
     }
   }
 
@@ -86,13 +86,13 @@ export function startNfsChild({ command, env, clock, log, onReady, onEnd }: NfsC
     [Symbol.asyncDispose]: async () => {
       stopping.abort();
       child?.kill('SIGTERM');
-      if (!(await endsWithin(running, endMs, clock))) child?.kill('SIGKILL');
+      if (!(await endsWithin(running, stopTimeoutMs, clock))) child?.kill('SIGKILL');
       await running;
     },
   };
 }
 
-async function endOf(child: ChildProcess): Promise<string> {
+async function waitForExit(child: ChildProcess): Promise<string> {
   const { promise, resolve } = Promise.withResolvers<string>();
   child.once('error', (cause) => resolve(cause.message));
   child.once('exit', (status, signal) => resolve(signal === null ? `status ${status}` : String(signal)));
@@ -105,7 +105,7 @@ async function forwardOutput(child: ChildProcess, log: Log): Promise<PrintedErro
   if (child.stderr === null) return undefined;
   const lines = createInterface({ input: child.stderr });
   for await (const line of lines) {
-    const { msg, detail, reason, action, level: _level, time: _time, ...facts } = parsed(line);
+    const { msg, detail, reason, action, level: _level, time: _time, ...facts } = parseJsonLine(line);
     if (typeof msg === 'string') log.warn(msg, { ...facts, by: 'the NFS server' });
     else if (typeof detail === 'string') last = { why: detail, action: actionFor(reason, action) };
     // In a stack trace, the line that names the error.
@@ -121,7 +121,7 @@ function actionFor(reason: unknown, action: unknown): string {
   return typeof action === 'string' ? action : '';
 }
 
-function parsed(line: string): Record<string, unknown> {
+function parseJsonLine(line: string): Record<string, unknown> {
   try {
     const value: unknown = JSON.parse(line);
     return typeof value === 'object' && value !== null ? { ...value } : {};
@@ -138,7 +138,7 @@ function notStarted(): StowageError {
   });
 }
 
-function ended(how: string, said: PrintedError | undefined): StowageError {
+function serverEnded(how: string, said: PrintedError | undefined): StowageError {
   return new StowageError(`the embedded NFS server is not running: ${said?.why ?? `it exited with ${how}`}`, {
     code: 'unavailable',
     reason: 'nfs-server-down',

@@ -19,7 +19,7 @@ export async function describeServed(
     port,
     path,
     portmapper: portmapPort ?? null,
-    uri: nfsUri(reachable(host), path, port) + requiredOptions(plan, options),
+    uri: nfsUri(reachableHost(host), path, port) + requiredOptions(plan, options),
     name: storeNameFor(directory),
     about: {
       who: describeClients(plan, options),
@@ -46,7 +46,7 @@ function requiredOptions({ tls }: NfsPlan, { privilegedPorts }: NfsServeOptions)
 }
 
 /** The name by which other machines know this one, if it listens on all addresses. */
-const reachable = (host: string): string => (['::', '0.0.0.0'].includes(host) ? hostname() : host);
+const reachableHost = (host: string): string => (['::', '0.0.0.0'].includes(host) ? hostname() : host);
 
 function storeNameFor(directory: string): string {
   const name = basename(directory);

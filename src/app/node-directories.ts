@@ -3,7 +3,7 @@ import { StowageError } from '#core/errors.ts';
 import type { CheckStore } from './store-overlaps.ts';
 
 /** Part of the path of every volume that a kubelet creates for a pod, such as an emptyDir. */
-const ofPod = '/volumes/kubernetes.io~';
+const podVolumesPath = '/volumes/kubernetes.io~';
 
 /**
  * For an agent in a pod: accepts only directories that are mounted from the node. Everything else, the container's own root and the volumes
@@ -13,8 +13,9 @@ const ofPod = '/volumes/kubernetes.io~';
 export function refuseContainerDirectory(readTable: () => Promise<MountTable> = readMountTable): CheckStore {
   return async ({ root }) => {
     const table = await readTable();
-    const through = table.holding(root);
-    if (through !== undefined && through !== table.holding('/') && !through.root.includes(ofPod)) return;
+    const mountPoint = table.holding(root);
+    if (mountPoint !== undefined && mountPoint !== table.holding('/') && !mountPoint.root.includes(podVolumesPath))
+      return;
     throw new StowageError(`the store's directory ${root} is not on the node, but in the container of its agent`, {
       code: 'invalid',
       reason: 'store-not-on-node',

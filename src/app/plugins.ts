@@ -24,7 +24,7 @@ export interface PluginSettings {
 }
 
 /** Where Docker looks for plugins. */
-const usualFolder = '/run/docker/plugins';
+const defaultFolder = '/run/docker/plugins';
 
 const none = (why: string): Plugins => ({ sockets: [], why, close: async () => undefined });
 
@@ -35,7 +35,7 @@ export async function startPlugins(settings: PluginSettings, parts: Omit<PluginO
   if (useDefault !== true) return none(useDefault === false ? 'not configured' : useDefault);
   if (!settings.engines && !existsSync('/run/docker')) return none('no container engine was found');
   try {
-    return await serve(usualFolder, parts);
+    return await serve(defaultFolder, parts);
   } catch (thrown) {
     // The plugins were not configured, so this must not prevent the start.
     const { message, action } = stowageError(thrown);

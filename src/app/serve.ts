@@ -90,7 +90,7 @@ interface ReloadQueue {
 }
 
 function createReloadQueue(log: Log): ReloadQueue {
-  let asked = false;
+  let isRequested = false;
   let target: Running | undefined;
   let work: Promise<void> = Promise.resolve();
   const reload = async (): Promise<void> => {
@@ -104,12 +104,12 @@ function createReloadQueue(log: Log): ReloadQueue {
   };
   return {
     ask: () => {
-      asked = target === undefined;
+      isRequested = target === undefined;
       work = work.then(reload);
     },
     begin: (running) => {
       target = running;
-      if (asked) work = work.then(reload);
+      if (isRequested) work = work.then(reload);
     },
     end: async () => {
       target = undefined;
@@ -138,10 +138,10 @@ export async function runServer(
   const log = createLog(levelFrom(options.logLevel), process.stderr);
   using _memory = releaseMemoryWhenIdle(systemClock());
   const stopping = new AbortController();
-  const { promise: told, resolve: tell } = Promise.withResolvers<void>();
-  interrupted.addEventListener('abort', () => tell(), { once: true });
+  const { promise: stopRequested, resolve: requestStop } = Promise.withResolvers<void>();
+  interrupted.addEventListener('abort', () => requestStop(), { once: true });
   // Not `once`: an engine may send SIGTERM again while it waits for the container.
-  process.on('SIGTERM', () => tell());
+  process.on('SIGTERM', () => requestStop());
   // Registered before the start, since without a handler SIGHUP ends the process.
   const reloading = createReloadQueue(log);
   process.on('SIGHUP', reloading.ask);
@@ -163,17 +163,17 @@ export async function runServer(
     ...(options.nfs === true ? { nfs: { program: thisProgram(), port: options.nfsPort } } : {}),
   });
   reloading.begin(running);
-  const along = extension?.started(running);
+  const extensionServices = extension?.started(running);
   process.stdout.write(await startMessage(running, program, (performance.now() - began) / 1000));
-  await told;
-  await along?.[Symbol.asyncDispose]();
+  await stopRequested;
+  await extensionServices?.[Symbol.asyncDispose]();
   await reloading.end();
   process.stderr.write('stowage stopping\n');
-  const left = await running.stop();
+  const leftMounts = await running.stop();
   stopping.abort();
-  for (const mount of left) process.stderr.write(`still in use, left mounted: ${mount}\n`);
+  for (const mount of leftMounts) process.stderr.write(`still in use, left mounted: ${mount}\n`);
   process.stderr.write(
-    left.length === 0 ? 'stowage stopped\n' : `stowage stopped; ${left.length} still mounted and working\n`,
+    leftMounts.length === 0 ? 'stowage stopped\n' : `stowage stopped; ${leftMounts.length} still mounted and working\n`,
   );
   return 0;
 }

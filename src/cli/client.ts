@@ -33,7 +33,7 @@ const tones: Readonly<Record<DataPathJson['state'], Tone>> = {
   'not answering': 'bad',
 };
 
-function table({ out }: Session, all: readonly DataPathJson[]): void {
+function printDataPaths({ out }: Session, all: readonly DataPathJson[]): void {
   const hasNodes = all.some(({ node }) => node !== undefined);
   out.table(
     [...(hasNodes ? ['NODE'] : []), 'NETWORK', 'STATE', 'MOUNTS', 'VERSION', 'PID', 'STANDBY', 'TAKEOVERS', 'REPORT'],
@@ -54,11 +54,11 @@ function table({ out }: Session, all: readonly DataPathJson[]): void {
 async function status(session: Session): Promise<void> {
   const { client, out } = session;
   const { items, unreached } = await client.listOverStores<DataPathJson>('/v1/client');
-  out.unreached(unreached, 'its data paths are missing');
+  out.noteUnreached(unreached, 'its data paths are missing');
   if (out.json) return out.value(items);
   if (out.quiet) return items.forEach((one) => void out.line(one.name));
   if (items.length === 0) return out.note('no data path is running: the first mount of a network store starts one');
-  table(session, items);
+  printDataPaths(session, items);
   const { version } = await client.get<StatusJson>('/v1/status');
   if (session.services.cluster === undefined && items.some((one) => one.version !== null && one.version !== version))
     out.note(
@@ -76,5 +76,5 @@ async function upgrade(session: Session): Promise<void> {
       ? 'no data path is running: nothing to replace'
       : `replaced ${plural(items.length, 'data path')}`,
   );
-  if (!out.quiet && items.length > 0) table(session, items);
+  if (!out.quiet && items.length > 0) printDataPaths(session, items);
 }

@@ -43,9 +43,12 @@ const unsupportedCommands: Readonly<Record<string, readonly [why: string, action
   'client upgrade': ['the keepers of a cluster are a DaemonSet', 'kubectl rollout restart daemonset/stowage-keeper'],
 };
 
-const adopter = 'stowage-adopter';
+const adopterAccount = 'stowage-adopter';
 /** The default service account of commands that the viewer may not run. */
-const accounts: Readonly<Record<string, string>> = { 'take-over': adopter, 'store adopt': adopter };
+const defaultAccounts: Readonly<Record<string, string>> = {
+  'take-over': adopterAccount,
+  'store adopt': adopterAccount,
+};
 
 /** Applies the default accounts unless --account is given. */
 export function useDefaultAccounts(program: StowageCommand): void {
@@ -57,7 +60,7 @@ export function useDefaultAccounts(program: StowageCommand): void {
       at = at.parent as StowageCommand | null
     )
       path.unshift(at.name());
-    const account = accounts[path.join(' ')];
+    const account = defaultAccounts[path.join(' ')];
     if (account !== undefined && program.opts()['account'] === undefined) program.setOptionValue('account', account);
   });
 }
@@ -70,10 +73,10 @@ export function refuseMachineCommands(program: StowageCommand, act: MakeAction):
     const parent = words
       .slice(0, -1)
       .reduce((at: StowageCommand, word) => childrenOf(at).find((c) => c.name() === word) ?? at, program);
-    const all = parent.commands as StowageCommand[];
-    const at = all.findIndex((child) => child.name() === name);
-    const aliases = all[at]?.aliases() ?? [];
-    if (at >= 0) all.splice(at, 1);
+    const siblings = parent.commands as StowageCommand[];
+    const at = siblings.findIndex((child) => child.name() === name);
+    const aliases = siblings[at]?.aliases() ?? [];
+    if (at >= 0) siblings.splice(at, 1);
     const stub = parent.command(name, { hidden: true }) as StowageCommand;
     stub.isUnsupported = true;
     for (const alias of aliases) stub.alias(alias);

@@ -3,9 +3,9 @@ import { createServer, type IncomingHttpHeaders } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import type { ClusterAddress, ClusterOptions } from './cluster-connection.ts';
-import { walk } from './command-tree.ts';
+import { commandTree } from './command-tree.ts';
 import { createProgram } from './program.ts';
-import { page, type Ran, run, store, volume } from './scripted-server.ts';
+import { type CommandResult, page, run, store, volume } from './scripted-server.ts';
 
 interface ReceivedRequest {
   readonly request: string;
@@ -41,7 +41,7 @@ async function cluster(script: Readonly<Record<string, readonly [status: number,
     namespace: 'stowage-system',
     account: 'stowage-viewer',
   };
-  const kubectl = (...argv: readonly string[]): Promise<Ran> =>
+  const kubectl = (...argv: readonly string[]): Promise<CommandResult> =>
     run(undefined, argv, {
       injected: {
         program: 'kubectl stowage',
@@ -207,7 +207,7 @@ describe('commands that are not available in a cluster', () => {
 
 describe('help of kubectl stowage', () => {
   const injected = { version: '1', program: 'kubectl stowage', cluster: async () => Promise.reject(new Error('no')) };
-  const tree = walk(createProgram(injected, () => async () => undefined)).map(({ path }) => path);
+  const tree = commandTree(createProgram(injected, () => async () => undefined)).map(({ path }) => path);
 
   test('lists only the available commands', () => {
     const names = tree.map((path) => path.join(' '));

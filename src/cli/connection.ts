@@ -62,9 +62,9 @@ export async function findServer(
 
 /** The socket if no option names one. */
 function defaultSocket(env: Io['env']): string {
-  const usual = (): string =>
+  const defaultPath = (): string =>
     defaultFolders({ root: process.getuid?.() === 0, home: env['HOME'] || homedir(), env }).socket;
-  return env['STOWAGE_SOCKET'] || usual();
+  return env['STOWAGE_SOCKET'] || defaultPath();
 }
 
 /** The option that makes `stowage` use this socket; empty if it is the default. */

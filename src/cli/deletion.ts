@@ -5,7 +5,7 @@ import type { StowageCommand } from './command.ts';
 import { runLongOperation } from './long-operation.ts';
 import { exitOf, invalid, ServerProblem } from './problem.ts';
 import type { MakeAction, Session } from './session.ts';
-import { age, date, shown, size } from './text.ts';
+import { age, date, escapeControls, size } from './text.ts';
 
 export function addDeletionCommands(volume: StowageCommand, act: MakeAction): void {
   volume
@@ -120,7 +120,7 @@ async function findTrashed({ client }: Session, ref: string): Promise<TrashEntry
     throw lookupIncomplete(ref, silent, only, await storeProblem(client, silent));
   if (only !== undefined && more.length === 0) return only;
   if (only === undefined) {
-    throw new StowageError(`volume ${shown(ref)} is not in the trash`, {
+    throw new StowageError(`volume ${escapeControls(ref)} is not in the trash`, {
       code: 'not-found',
       reason: 'trash-not-found',
       action: 'List the trash: stowage volume trash list',
@@ -129,7 +129,7 @@ async function findTrashed({ client }: Session, ref: string): Promise<TrashEntry
   const which = found
     .map((entry) => `${entry.id} (${entry.store}/${entry.name}, deleted ${date(entry.deletedAt)})`)
     .join(', ');
-  throw new StowageError(`${found.length} volumes named ${shown(ref)} are in the trash`, {
+  throw new StowageError(`${found.length} volumes named ${escapeControls(ref)} are in the trash`, {
     code: 'conflict',
     reason: 'trash-ambiguous',
     action: `Specify the id: ${which}`,
@@ -148,13 +148,14 @@ function lookupIncomplete(
   found: TrashEntryJson | undefined,
   problem: StoreJson['problem'] | undefined,
 ): StowageError {
-  const down = problem?.message ?? `store ${shown(store)} is unavailable`;
-  return new StowageError(`cannot search the trash for ${shown(ref)}: ${down}`, {
+  const down = problem?.message ?? `store ${escapeControls(store)} is unavailable`;
+  return new StowageError(`cannot search the trash for ${escapeControls(ref)}: ${down}`, {
     code: 'unavailable',
     reason: 'trash-lookup-incomplete',
     action:
       found === undefined
-        ? (problem?.action ?? `Repair the store and retry; find the cause with: stowage store check ${shown(store)}`)
+        ? (problem?.action ??
+          `Repair the store and retry; find the cause with: stowage store check ${escapeControls(store)}`)
         : `To select the volume that was found, specify its store: ${qualifiedName(found)}`,
   });
 }
@@ -170,14 +171,14 @@ async function restore(session: Session, ref: string, options: { readonly name?:
   });
   const volume = restored ?? (await client.get<VolumeJson>(`/v1/volumes/${encodeURIComponent(entry.id)}`));
   if (out.json) return out.value(volume);
-  out.line(out.quiet ? shown(volume.id) : `restored ${qualifiedName(volume)}`);
+  out.line(out.quiet ? escapeControls(volume.id) : `restored ${qualifiedName(volume)}`);
 }
 
 async function listTrash(session: Session, options: { readonly store?: string }): Promise<void> {
   const { items, unanswered } = await session.client.listOverStores<TrashEntryJson>('/v1/trash', { ...options });
   const of = options.store ?? (unanswered.length > 0 ? 'the other stores' : undefined);
   printTrash(session, items, of === undefined ? 'the trash is empty' : `no volume of ${of} is in the trash`);
-  session.out.unanswered(unanswered, 'its trash is not shown');
+  session.out.noteUnanswered(unanswered, 'its trash is not shown');
 }
 
 function printTrash({ out, clock }: Session, entries: readonly TrashEntryJson[], nothing: string): void {
@@ -189,7 +190,7 @@ function printTrash({ out, clock }: Session, entries: readonly TrashEntryJson[],
     entry.id,
   ];
   if (out.json) out.value(entries);
-  else if (out.quiet) entries.forEach((entry) => void out.line(shown(entry.id)));
+  else if (out.quiet) entries.forEach((entry) => void out.line(escapeControls(entry.id)));
   else if (entries.length === 0) out.note(nothing);
   else out.table(['VOLUME', 'SIZE', 'DELETED', 'KEPT UNTIL', 'ID'], entries.map(row));
 }

@@ -12,12 +12,12 @@ export function exitCodes(): ExitCode[] {
   const failures = [...byExit].map(([exit, entries]) => ({
     exit,
     codes: entries.map(([code]) => code),
-    meaning: entries.map(([, { title }]) => title).join('; ') + (extra[exit] ?? ''),
+    meaning: entries.map(([, { title }]) => title).join('; ') + (addedMeanings[exit] ?? ''),
   }));
   return [{ exit: 0, codes: [], meaning: 'Success' }, ...failures].sort((a, b) => a.exit - b.exit);
 }
 
-const extra: Readonly<Record<number, string>> = {
+const addedMeanings: Readonly<Record<number, string>> = {
   1: '; or doctor or store check found a problem',
   2: '; or invalid command line',
 };

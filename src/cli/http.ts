@@ -65,38 +65,41 @@ export interface Deadline {
 }
 
 /** How long to retry after the server went away during a request: longer than a restart takes. */
-const restartMs = 10_000;
+const maxRestartMs = 10_000;
 
 export function createClient(
-  find: () => Promise<ServerAddress>,
+  findAddress: () => Promise<ServerAddress>,
   clock: Clock,
   signal: AbortSignal,
   deadline: Deadline,
   /** Shows the user that the program waits, until disposed. */
-  waiting: () => Disposable,
+  showWaiting: () => Disposable,
 ): Client {
-  async function ask(out: OutgoingRequest, how: RequestOptions & { readonly long?: boolean }): Promise<ServerAnswer> {
-    const where = await find();
+  async function sendRequest(
+    out: OutgoingRequest,
+    how: RequestOptions & { readonly long?: boolean },
+  ): Promise<ServerAnswer> {
+    const where = await findAddress();
     const ms = how.long === true && !deadline.explicit ? 2 ** 31 - 1 : deadline.ms;
     using limit = clock.deadline(ms, how.signal ?? signal);
-    using _ = waiting();
-    let giveUpAt = how.waitForRestart === true ? clock.now() + restartMs : undefined;
+    using _ = showWaiting();
+    let giveUpAt = how.waitForRestart === true ? clock.now() + maxRestartMs : undefined;
     for (let pause = 50; ; pause = Math.min(pause * 2, 500)) {
       let answer: ServerAnswer | undefined;
       try {
         answer = await exchange(where, out, limit.signal);
       } catch (thrown) {
         if (limit.signal.aborted) throw interruptedError(limit.signal.reason, where, out.method);
-        if (!(thrown instanceof ConnectionFailure)) throw unreadable(thrown, where);
-        if (giveUpAt === undefined && !thrown.connected) throw unreachable(where, thrown);
-        giveUpAt ??= clock.now() + restartMs;
+        if (!(thrown instanceof ConnectionFailure)) throw invalidAnswerError(thrown, where);
+        if (giveUpAt === undefined && !thrown.connected) throw unreachableError(where, thrown);
+        giveUpAt ??= clock.now() + maxRestartMs;
         if (clock.now() >= giveUpAt)
-          throw thrown.connected ? connectionBroken(where, thrown) : unreachable(where, thrown);
+          throw thrown.connected ? connectionBrokenError(where, thrown) : unreachableError(where, thrown);
       }
-      if (restarting(answer)) giveUpAt ??= clock.now() + restartMs;
-      const wait =
-        giveUpAt !== undefined && clock.now() < giveUpAt && (restarting(answer) || isBusy(answer, out.method));
-      if (answer !== undefined && !wait) return checkedAnswer(answer, where);
+      if (isRestarting(answer)) giveUpAt ??= clock.now() + maxRestartMs;
+      const shouldRetry =
+        giveUpAt !== undefined && clock.now() < giveUpAt && (isRestarting(answer) || isBusy(answer, out.method));
+      if (answer !== undefined && !shouldRetry) return requireSuccess(answer, where);
       await clock.sleep(pause, limit.signal).catch(() => {
         throw interruptedError(limit.signal.reason, where, out.method);
       });
@@ -110,7 +113,7 @@ export function createClient(
     const seen = new Set<string>();
     for (let after: string | undefined; ; ) {
       const page = await get<Page<T>>(path, { ...query, after });
-      if (!Array.isArray(page?.items)) throw unreadable('a list without items', await find());
+      if (!Array.isArray(page?.items)) throw invalidAnswerError('a list without items', await findAddress());
       items.push(...page.items);
       // Servers of earlier versions leave this out.
       for (const store of page.unanswered ?? []) unanswered.add(store);
@@ -118,13 +121,13 @@ export function createClient(
       after = page.next ?? undefined;
       if (after === undefined) return { items, unanswered: [...unanswered], unreached };
       // A faulty server must not make this loop endless.
-      if (seen.has(after)) throw unreadable('the same page twice', await find());
+      if (seen.has(after)) throw invalidAnswerError('the same page twice', await findAddress());
       seen.add(after);
     }
   }
 
   async function get<T>(path: string, query?: Query, how: RequestOptions = {}): Promise<T> {
-    return (await ask({ method: 'GET', path: path + queryString(query) }, how)).body as T;
+    return (await sendRequest({ method: 'GET', path: path + queryString(query) }, how)).body as T;
   }
 
   return {
@@ -136,25 +139,25 @@ export function createClient(
       if (change.ifRevision !== undefined) headers['if-match'] = `"${change.ifRevision}"`;
       if (change.background === true) headers['prefer'] = 'respond-async';
       const body = change.body === undefined ? {} : { body: JSON.stringify(change.body) };
-      return ask({ method: change.method, path: change.path, headers, ...body }, change);
+      return sendRequest({ method: change.method, path: change.path, headers, ...body }, change);
     },
     events: async function* (last, until) {
-      const where = await find();
+      const where = await findAddress();
       try {
-        yield* follow(where, last, until);
+        yield* streamEvents(where, last, until);
       } catch (cause) {
         if (until.aborted) throw interruptedError(until.reason, where, 'GET');
-        if (cause instanceof RangeError) throw unreadable(cause.message, where);
+        if (cause instanceof RangeError) throw invalidAnswerError(cause.message, where);
         if (cause instanceof StowageError || cause instanceof ServerProblem) throw cause;
-        const broken =
+        const failure =
           cause instanceof ConnectionFailure ? cause : new ConnectionFailure('the connection failed', { cause });
-        throw broken.connected ? connectionBroken(where, broken) : unreachable(where, broken);
+        throw failure.connected ? connectionBrokenError(where, failure) : unreachableError(where, failure);
       }
     },
   };
 }
 
-async function* follow(
+async function* streamEvents(
   where: ServerAddress,
   last: string | undefined,
   until: AbortSignal,
@@ -181,7 +184,7 @@ async function exchange(where: ServerAddress, out: OutgoingRequest, signal: Abor
 }
 
 /** The server answered that it is stopping or starting. */
-const restarting = (answer: ServerAnswer | undefined): boolean =>
+const isRestarting = (answer: ServerAnswer | undefined): boolean =>
   ['stopping', 'starting'].includes(parseProblem(answer?.body)?.problem.reason ?? '');
 
 /** After a broken connection, the first request may still run on the server under the same key. */
@@ -197,18 +200,18 @@ function parse(text: string): unknown {
   }
 }
 
-function checkedAnswer(answer: ServerAnswer, where: ServerAddress): ServerAnswer {
+function requireSuccess(answer: ServerAnswer, where: ServerAddress): ServerAnswer {
   const ok = answer.status >= 200 && answer.status < 300;
   if (ok && answer.body !== unparsed) return answer;
-  throw ok ? unreadable(`status ${answer.status}`, where) : problemFromAnswer(answer, where);
+  throw ok ? invalidAnswerError(`status ${answer.status}`, where) : problemFromAnswer(answer, where);
 }
 
 function problemFromAnswer({ status, body }: ServerAnswer, where: ServerAddress): Error {
   const problem = parseProblem(body) ?? (where.kind === 'cluster' ? apiServerError(status, body, where) : undefined);
-  return problem ?? unreadable(`status ${status}`, where);
+  return problem ?? invalidAnswerError(`status ${status}`, where);
 }
 
-function unreadable(cause: unknown, where: ServerAddress): StowageError {
+function invalidAnswerError(cause: unknown, where: ServerAddress): StowageError {
   if (cause instanceof StowageError) return cause;
   const why =
     cause instanceof AnswerTooLarge ? cause.message : typeof cause === 'string' ? cause : 'malformed response';
@@ -238,7 +241,7 @@ function interruptedError(reason: unknown, where: ServerAddress, method: string)
   });
 }
 
-function connectionBroken(where: ServerAddress, cause: ConnectionFailure): StowageError {
+function connectionBrokenError(where: ServerAddress, cause: ConnectionFailure): StowageError {
   return new StowageError(`lost the connection to ${addressText(where)} before the response arrived`, {
     code: 'unavailable',
     reason: 'connection-broken',
@@ -247,7 +250,7 @@ function connectionBroken(where: ServerAddress, cause: ConnectionFailure): Stowa
   });
 }
 
-function unreachable(where: ServerAddress, cause: ConnectionFailure): StowageError {
+function unreachableError(where: ServerAddress, cause: ConnectionFailure): StowageError {
   if (cause.code === 'EACCES' || cause.code === 'EPERM') {
     return new StowageError(`permission denied while connecting to ${addressText(where)}`, {
       code: 'denied',

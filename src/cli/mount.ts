@@ -6,7 +6,7 @@ import { refPath } from './arguments.ts';
 import type { StowageCommand } from './command.ts';
 import { invalid } from './problem.ts';
 import type { MakeAction, Session } from './session.ts';
-import { age, shown } from './text.ts';
+import { age, escapeControls } from './text.ts';
 
 export function addMountCommands(program: StowageCommand, act: MakeAction): void {
   program
@@ -50,7 +50,7 @@ function target(session: Session, path: string): string {
     );
   if (session.isLocalServer || isAbsolute(path)) return resolve(path);
   throw invalid(
-    `the path ${shown(path)} is relative, but the server has another working directory`,
+    `the path ${escapeControls(path)} is relative, but the server has another working directory`,
     'path-relative',
     "Specify an absolute path on the server's host.",
   );
@@ -78,18 +78,18 @@ async function unmount(
 ): Promise<void> {
   const { client, out } = session;
   const at = target(session, second ?? first);
-  const found = second === undefined ? await mountAt(session, at) : { ref: refPath(first), target: at };
+  const found = second === undefined ? await findMountAt(session, at) : { ref: refPath(first), target: at };
   const body = { target: found.target, ...(options.force === true ? { force: true } : {}) };
   await client.change({ method: 'POST', path: `/v1/volumes/${found.ref}/unmount`, body });
   out.reportDone(`unmounted ${found.target}`);
 }
 
-async function mountAt(session: Session, at: string): Promise<{ readonly ref: string; readonly target: string }> {
+async function findMountAt(session: Session, at: string): Promise<{ readonly ref: string; readonly target: string }> {
   const mounts = await session.client.all<MountJson>('/v1/mounts');
   const isAt = (path: string): MountJson | undefined => mounts.find((one) => one.target === path);
-  const found = isAt(at) ?? (session.isLocalServer ? isAt(await resolved(session, at)) : undefined);
+  const found = isAt(at) ?? (session.isLocalServer ? isAt(await resolvePath(session, at)) : undefined);
   if (found !== undefined) return { ref: encodeURIComponent(found.volume), target: found.target };
-  throw new StowageError(`no volume is mounted at ${shown(at)}`, {
+  throw new StowageError(`no volume is mounted at ${escapeControls(at)}`, {
     code: 'not-found',
     reason: 'mount-not-found',
     action: 'List the mounts: stowage mounts',
@@ -97,20 +97,20 @@ async function mountAt(session: Session, at: string): Promise<{ readonly ref: st
 }
 
 /** The server knows targets without symbolic links. realpath gets a timeout, since it can hang on a dead server. */
-async function resolved({ clock, io }: Session, path: string): Promise<string> {
+async function resolvePath({ clock, io }: Session, path: string): Promise<string> {
   using limit = clock.deadline(2000, io.signal);
-  const late = clock.sleep(2000, limit.signal).then(
+  const timeout = clock.sleep(2000, limit.signal).then(
     () => path,
     () => path,
   );
-  return await Promise.race([realpath(path).catch(() => path), late]);
+  return await Promise.race([realpath(path).catch(() => path), timeout]);
 }
 
 async function list({ client, out, clock, services }: Session): Promise<void> {
   const { items: mounts, unreached } = await client.listOverStores<MountJson>('/v1/mounts');
-  out.unreached(unreached, 'its mounts are missing');
+  out.noteUnreached(unreached, 'its mounts are missing');
   if (out.json) return out.value(mounts);
-  if (out.quiet) return mounts.forEach((one) => void out.line(shown(one.target)));
+  if (out.quiet) return mounts.forEach((one) => void out.line(escapeControls(one.target)));
   if (mounts.length === 0) {
     const how = services.cluster === undefined ? '; mount a volume with: stowage mount VOLUME PATH' : ' on any node';
     return out.note(`nothing is mounted${how}`);

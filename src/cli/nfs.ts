@@ -4,7 +4,7 @@ import { collect, type StowageCommand } from './command.ts';
 import type { NfsMapping, NfsServed, NfsServeOptions } from './io.ts';
 import { invalid } from './problem.ts';
 import type { MakeAction, Session } from './session.ts';
-import { shellWord, shown } from './text.ts';
+import { escapeControls, shellWord } from './text.ts';
 
 /** The options as commander parses them. */
 interface NfsServeFlags {
@@ -74,7 +74,9 @@ export function addNfsCommands(program: StowageCommand, act: MakeAction): void {
       'for a network; maps every user to the anonymous user',
     )
     .example('stowage nfs serve /srv/data --read-only --port 0', 'read-only, on a free port')
-    .action(act((session: Session, directory: string, given: NfsServeFlags) => run(session, directory, given)));
+    .action(
+      act((session: Session, directory: string, flags: NfsServeFlags) => serveDirectory(session, directory, flags)),
+    );
 }
 
 function addIdentities(serve: StowageCommand): StowageCommand {
@@ -105,12 +107,12 @@ function optionalNumber<K extends string>(
   return text === undefined ? {} : optional(key, parseNumberArgument(flag, text, { from: 0, to }));
 }
 
-function mappings(flag: string, texts: readonly string[] = []): readonly NfsMapping[] {
+function parseMappings(flag: string, texts: readonly string[] = []): readonly NfsMapping[] {
   return texts.map((text) => {
     const [, client, here] = /^(\d{1,10}):(\d{1,10})$/.exec(text) ?? [];
     if (Number(client) <= maxId && Number(here) <= maxId) return { client: Number(client), here: Number(here) };
     throw invalid(
-      `'${shown(text)}' is not a valid mapping for ${flag}`,
+      `'${escapeControls(text)}' is not a valid mapping for ${flag}`,
       'nfs-mapping-invalid',
       `Write the client's id, a colon, and the host's id: ${flag} 1000:2000`,
     );
@@ -132,8 +134,8 @@ function optionsFrom(directory: string, given: NfsServeFlags): NfsServeOptions {
     ...optionalNumber('anonUid', '--anon-uid', given.anonUid, maxId),
     ...optionalNumber('anonGid', '--anon-gid', given.anonGid, maxId),
     allow: given.allow ?? [],
-    users: mappings('--map-uid', given.mapUid),
-    groups: mappings('--map-gid', given.mapGid),
+    users: parseMappings('--map-uid', given.mapUid),
+    groups: parseMappings('--map-gid', given.mapGid),
     privilegedPorts: given.privilegedPorts ?? false,
     readOnly: given.readOnly ?? false,
     async: given.async ?? false,
@@ -142,23 +144,25 @@ function optionsFrom(directory: string, given: NfsServeFlags): NfsServeOptions {
   };
 }
 
-function run(session: Session, directory: string, given: NfsServeFlags): Promise<number> {
+function serveDirectory(session: Session, directory: string, given: NfsServeFlags): Promise<number> {
   return session.services.nfsServe(optionsFrom(directory, given), (served) => printServed(session, served));
 }
 
 function printServed({ out, services }: Session, served: NfsServed): void {
   for (const note of served.notes) out.warn(note);
   if (out.json) out.value(served);
-  else if (out.quiet) out.line(shown(served.uri));
+  else if (out.quiet) out.line(escapeControls(served.uri));
   else printGreeting(out, served, services.program);
 }
 
 function printGreeting(out: Session['out'], served: NfsServed, program: string): void {
   const at = served.host.includes(':') ? `[${served.host}]` : served.host;
-  out.line(`stowage nfs ready: ${shown(served.directory)} is ${shown(served.path)} on ${at}:${served.port}`);
-  for (const [what, said] of Object.entries(served.about)) out.line(`  ${what.padEnd(8)} ${shown(said)}`);
+  out.line(
+    `stowage nfs ready: ${escapeControls(served.directory)} is ${escapeControls(served.path)} on ${at}:${served.port}`,
+  );
+  for (const [what, said] of Object.entries(served.about)) out.line(`  ${what.padEnd(8)} ${escapeControls(said)}`);
   out.line('');
   out.line('Try next:');
-  out.line(shown(`  ${shellWord(program)} store add ${served.name} ${shellWord(served.uri)}`));
+  out.line(escapeControls(`  ${shellWord(program)} store add ${served.name} ${shellWord(served.uri)}`));
   out.line('');
 }

@@ -22,7 +22,7 @@ import type { MakeAction } from './session.ts';
 import { addStatusCommands } from './status.ts';
 import { addStoreCommands } from './store.ts';
 import { addTakeOverCommand } from './take-over.ts';
-import { shown } from './text.ts';
+import { escapeControls } from './text.ts';
 import { addTokenCommands } from './token.ts';
 import { addVolumeCommands } from './volume.ts';
 
@@ -116,12 +116,12 @@ function addHelp(program: StowageCommand, act: MakeAction): void {
       act(async ({ out }, topic: readonly string[]) => {
         if (topic.length === 1 && topic[0] === 'exit-codes')
           return exitCodeTopic().forEach((line) => void out.line(line));
-        const command = topic.reduce<StowageCommand | undefined>((at, word) => at && find(at, word), program);
+        const command = topic.reduce<StowageCommand | undefined>((at, word) => at && findCommand(at, word), program);
         if (command !== undefined) return command.outputHelp();
-        throw invalid(`unknown command '${shown(topic.join(' '))}'`, 'usage', 'See: stowage --help');
+        throw invalid(`unknown command '${escapeControls(topic.join(' '))}'`, 'usage', 'See: stowage --help');
       }),
     );
 }
 
-const find = (command: StowageCommand, word: string): StowageCommand | undefined =>
+const findCommand = (command: StowageCommand, word: string): StowageCommand | undefined =>
   (command.commands as StowageCommand[]).find((child) => child.name() === word || child.aliases().includes(word));

@@ -1,6 +1,6 @@
 import { clusterOptionNames } from './cluster-program.ts';
 import type { StowageCommand } from './command.ts';
-import { childrenOf, walk } from './command-tree.ts';
+import { childrenOf, commandTree } from './command-tree.ts';
 import { exitCodes } from './exit-codes.ts';
 import { createProgram } from './program.ts';
 import type { MakeAction } from './session.ts';
@@ -58,19 +58,21 @@ function section(path: readonly string[], command: StowageCommand, program = 'st
   ];
 }
 
-const noAct: MakeAction = () => async () => undefined;
-const nowhere = { version: '', program: 'stowage' };
+const ignoreAction: MakeAction = () => async () => undefined;
+const referenceServices = { version: '', program: 'stowage' };
 
 /** Only the differences from `stowage`. */
 function kubectlSection(): string[] {
   const services = { version: '', program: 'kubectl stowage', cluster: () => Promise.reject(new Error('nowhere')) };
-  const program = createProgram(services, noAct);
+  const program = createProgram(services, ignoreAction);
   const own = program.options.filter(({ long }) =>
     (clusterOptionNames as readonly (string | undefined)[]).includes(long),
   );
-  const everywhere = new Set(walk(createProgram(nowhere, noAct)).map(({ path }) => path.join(' ')));
-  const more = walk(program).filter(({ path }) => !everywhere.has(path.join(' ')));
-  const names = walk(program)
+  const hostCommands = new Set(
+    commandTree(createProgram(referenceServices, ignoreAction)).map(({ path }) => path.join(' ')),
+  );
+  const clusterCommands = commandTree(program).filter(({ path }) => !hostCommands.has(path.join(' ')));
+  const names = commandTree(program)
     .filter(({ path, command }) => path.length > 0 && childrenOf(command).length === 0)
     .map(({ path }) => `\`${path.join(' ')}\``);
   return [
@@ -86,14 +88,16 @@ function kubectlSection(): string[] {
     ),
     `It has the commands ${names.join(', ')}. Commands that only make sense on a host fail, and the error names the alternative in a cluster.`,
     '',
-    ...more.flatMap(({ path, command }) => section(path, command, 'kubectl stowage')).map(program.rewriteProgramName),
+    ...clusterCommands
+      .flatMap(({ path, command }) => section(path, command, 'kubectl stowage'))
+      .map(program.rewriteProgramName),
   ];
 }
 
 /** Every command with its arguments, options and examples, as one page of Markdown. */
 export function cliReference(): string {
-  const program = createProgram(nowhere, noAct);
-  const [root, ...commands] = walk(program);
+  const program = createProgram(referenceServices, ignoreAction);
+  const [root, ...commands] = commandTree(program);
   return [
     '# The command line',
     '',

@@ -5,7 +5,7 @@ import type { StowageCommand } from './command.ts';
 import { invalid } from './problem.ts';
 import type { MakeAction, Session } from './session.ts';
 import type { Cell } from './table.ts';
-import { date, plural, shellWord, shown } from './text.ts';
+import { date, escapeControls, plural, shellWord } from './text.ts';
 
 type HostUse = NonNullable<VolumeDetailJson['uses']>[number];
 
@@ -65,20 +65,20 @@ async function release({ client, out }: Session, ref: string, { host, yes }: Rel
   if (out.json) return out.value({ id: volume.id, store: volume.store, name: volume.name, host });
   const left = (volume.uses?.length ?? 1) - 1;
   out.reportDone(
-    `broke the use record of host ${shown(host)} on ${qualifiedName(volume)}; ${left === 0 ? 'no host uses' : `${plural(left, 'other host')} still use${left === 1 ? 's' : ''}`} it`,
+    `broke the use record of host ${escapeControls(host)} on ${qualifiedName(volume)}; ${left === 0 ? 'no host uses' : `${plural(left, 'other host')} still use${left === 1 ? 's' : ''}`} it`,
   );
 }
 
 function confirmationRequired(name: string, host: string, uses: readonly HostUse[]): StowageError {
   const use = uses.find((one) => one.host === host);
   if (use === undefined)
-    return new StowageError(`host '${shown(host)}' has no use record of ${name}`, {
+    return new StowageError(`host '${escapeControls(host)}' has no use record of ${name}`, {
       code: 'not-found',
       reason: 'use-unknown',
       action: `List the use records with their host ids: stowage volume show ${shellWord(name)}`,
     });
   return invalid(
-    `this would break the use record of ${shown(useText(use))}`,
+    `this would break the use record of ${escapeControls(useText(use))}`,
     'confirmation-required',
     `A running host would continue to write. If the host is permanently gone: stowage volume release ${shellWord(name)} --host ${shellWord(host)} --yes`,
   );

@@ -11,7 +11,7 @@ type ServerFlags = Omit<UpOptions, 'nfs' | 'maxVolumes'> & {
 
 /** `stowage up` and `stowage node`, which run the server. */
 export function addServerCommands(program: StowageCommand, act: MakeAction): void {
-  const run = (bare: boolean) =>
+  const runServer = (bare: boolean) =>
     act((session: Session, { nfs, maxVolumes, ...options }: ServerFlags) => {
       const { socket: given } = program.opts() as { readonly socket?: string };
       const socket = given ?? (session.io.env['STOWAGE_SOCKET'] || undefined);
@@ -31,7 +31,7 @@ export function addServerCommands(program: StowageCommand, act: MakeAction): voi
     .description('Run the server until Ctrl-C. Without a configuration, it has one local store.')
     .option('--state <dir>', 'state folder')
     .option('--listen <address>', 'host:port of the API, or none (default: 127.0.0.1:7878)');
-  withCommon(up)
+  addCommonOptions(up)
     .option('--nfs [port]', 'also run an NFS server for this host, with a store named network on it')
     .example('stowage up', 'with the default folders')
     .example('stowage up --nfs', 'with an NFS server and a store on it')
@@ -39,7 +39,7 @@ export function addServerCommands(program: StowageCommand, act: MakeAction): voi
       'stowage up --state ./state --socket ./stowage.sock --listen none',
       'everything in one folder, without a TCP port',
     )
-    .action(run(false));
+    .action(runServer(false));
   const node = program
     .command('node')
     .description(
@@ -63,15 +63,15 @@ export function addServerCommands(program: StowageCommand, act: MakeAction): voi
       'with --kubernetes: host:port of /healthz, /readyz and /metrics, :port for all addresses, or none (default)',
     )
     .option('--metrics <address>', 'with --kubernetes: host:port of only /metrics, or none (default)');
-  withCommon(node)
+  addCommonOptions(node)
     .example('stowage node', 'for the Docker and Podman engines of this host')
     .example('stowage node --docker-socket /run/docker.sock --podman-socket none', 'for one engine, at another socket')
     .example('stowage node --kubelet /var/lib/kubelet --node-name worker-1', 'for the pods of a Kubernetes node')
     .example('stowage node --kubernetes', 'as a pod of a DaemonSet, with NODE_NAME in its environment')
-    .action(run(true));
+    .action(runServer(true));
 }
 
-function withCommon(command: StowageCommand): StowageCommand {
+function addCommonOptions(command: StowageCommand): StowageCommand {
   return command
     .option('--config <file>', 'configuration file, or none (default: stowage.yaml in the configuration folder)')
     .addOption(new Option('--log-level <level>', 'log level').choices(['debug', 'info', 'warn', 'error', 'silent']))

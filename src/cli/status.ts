@@ -3,7 +3,7 @@ import type { FindingJson, StatusJson } from '#front/rest/schemas.ts';
 import type { StowageCommand } from './command.ts';
 import type { MakeAction, Session } from './session.ts';
 import type { Cell, Tone } from './table.ts';
-import { age, plural, shown, size } from './text.ts';
+import { age, escapeControls, plural, size } from './text.ts';
 
 export function addStatusCommands(program: StowageCommand, act: MakeAction): void {
   program
@@ -92,16 +92,16 @@ const engineText = ({ kind, socket, reachable }: StatusJson['engines'][number]):
 
 async function diagnose(session: Session): Promise<number> {
   const { out } = session;
-  const findings = await find(session);
+  const findings = await loadFindings(session);
   if (out.json) out.value(findings);
   else for (const finding of findings) for (const line of findingLines(finding, session)) out.line(line);
   return findings.some((finding) => finding.ok === 'no') ? 1 : 0;
 }
 
-async function find({ client, out, services }: Session): Promise<readonly FindingJson[]> {
+async function loadFindings({ client, out, services }: Session): Promise<readonly FindingJson[]> {
   try {
     const { items, unreached } = await client.listOverStores<FindingJson>('/v1/doctor');
-    out.unreached(unreached, 'its findings are missing');
+    out.noteUnreached(unreached, 'its findings are missing');
     return items;
   } catch (thrown) {
     if (!(thrown instanceof StowageError && thrown.reason === 'server-not-running')) throw thrown;
@@ -110,16 +110,16 @@ async function find({ client, out, services }: Session): Promise<readonly Findin
   }
 }
 
-const marks: Readonly<Record<string, readonly [string, Tone]>> = {
+const verdicts: Readonly<Record<string, readonly [string, Tone]>> = {
   yes: ['ok', 'good'],
   warn: ['warn', 'warn'],
   no: ['missing', 'bad'],
 };
 
 function* findingLines(finding: FindingJson, { out }: Session): Generator<string> {
-  const [word, tone] = marks[finding.ok] ?? [finding.ok, 'plain'];
+  const [word, tone] = verdicts[finding.ok] ?? [finding.ok, 'plain'];
   if (out.quiet && finding.ok === 'yes') return;
-  const where = finding.node === undefined ? '' : `${shown(finding.node)}: `;
-  yield `${out.paint(tone, shown(word).padEnd(8))} ${where}${shown(finding.check)}: ${shown(finding.detail)}`;
-  if (finding.fix !== null && finding.ok !== 'yes') yield `         fix: ${shown(finding.fix)}`;
+  const where = finding.node === undefined ? '' : `${escapeControls(finding.node)}: `;
+  yield `${out.paint(tone, escapeControls(word).padEnd(8))} ${where}${escapeControls(finding.check)}: ${escapeControls(finding.detail)}`;
+  if (finding.fix !== null && finding.ok !== 'yes') yield `         fix: ${escapeControls(finding.fix)}`;
 }

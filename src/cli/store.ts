@@ -3,9 +3,9 @@ import { pathSegment } from './arguments.ts';
 import type { StowageCommand } from './command.ts';
 import { runLongOperation } from './long-operation.ts';
 import type { MakeAction, Session } from './session.ts';
-import { plural, shown, size } from './text.ts';
+import { escapeControls, plural, size } from './text.ts';
 
-const pathOf = (name: string): string => `/v1/stores/${pathSegment('store', name, 'store-reference')}`;
+const storePath = (name: string): string => `/v1/stores/${pathSegment('store', name, 'store-reference')}`;
 
 export function addStoreCommands(program: StowageCommand, act: MakeAction): void {
   const store = program
@@ -87,7 +87,7 @@ function addChangeCommands(store: StowageCommand, act: MakeAction): void {
     .example('stowage store default data', 'create new volumes on the store data by default')
     .action(
       act(async ({ client, out }, name: string) => {
-        const { body } = await client.change({ method: 'POST', path: `${pathOf(name)}/default` });
+        const { body } = await client.change({ method: 'POST', path: `${storePath(name)}/default` });
         if (out.json) return out.value(body);
         out.reportDone(`${name} is now the default store`);
       }),
@@ -102,7 +102,7 @@ function addChangeCommands(store: StowageCommand, act: MakeAction): void {
     .example('stowage store remove data', 'remove the store data, but delete nothing on it')
     .action(
       act(async ({ client, out }, name: string) => {
-        await client.change({ method: 'DELETE', path: pathOf(name) });
+        await client.change({ method: 'DELETE', path: storePath(name) });
         out.reportDone(`removed store ${name}; its volumes were not deleted`);
       }),
     );
@@ -110,9 +110,9 @@ function addChangeCommands(store: StowageCommand, act: MakeAction): void {
 
 async function list({ client, out }: Session): Promise<void> {
   const { items: stores, unreached } = await client.listOverStores<StoreJson>('/v1/stores');
-  out.unreached(unreached, 'its node-local stores are missing');
+  out.noteUnreached(unreached, 'its node-local stores are missing');
   if (out.json) return out.value(stores);
-  if (out.quiet) return stores.forEach((store) => void out.line(shown(store.name)));
+  if (out.quiet) return stores.forEach((store) => void out.line(escapeControls(store.name)));
   if (stores.length === 0) return out.note('no stores; add one with: stowage store add NAME URI');
   const hasNodes = stores.some(({ nodes }) => nodes !== undefined);
   const hasNetworks = stores.some(({ network }) => network !== null);
@@ -161,9 +161,9 @@ const origins: Readonly<Record<string, string>> = {
 };
 
 async function show({ client, out }: Session, name: string): Promise<void> {
-  const store = await client.get<StoreJson>(pathOf(name));
+  const store = await client.get<StoreJson>(storePath(name));
   if (out.json) return out.value(store);
-  if (out.quiet) return out.line(shown(store.name));
+  if (out.quiet) return out.line(escapeControls(store.name));
   const enforced = store.enforcesCapacity === null ? 'unknown' : store.enforcesCapacity ? 'yes' : 'no';
   out.fields([
     ['name', store.name + (store.default ? ' (default)' : '')],
@@ -196,7 +196,7 @@ const freeText = ({ freeBytes, totalBytes }: Partial<Pick<StoreJson, 'freeBytes'
 
 async function check({ client, out }: Session, name: string, { from }: { readonly from?: string }): Promise<number> {
   const asked = from === undefined ? {} : { body: { from } };
-  const { body } = await client.change({ method: 'POST', path: `${pathOf(name)}/check`, ...asked });
+  const { body } = await client.change({ method: 'POST', path: `${storePath(name)}/check`, ...asked });
   const result = body as StoreCheckJson;
   if (out.json) {
     out.value(result);
@@ -204,8 +204,10 @@ async function check({ client, out }: Session, name: string, { from }: { readonl
   }
   for (const { step: what, ok, detail, action } of result.steps) {
     if (ok && out.quiet) continue;
-    out.line(`${out.paint(ok ? 'good' : 'bad', (ok ? 'ok' : 'failed').padEnd(8))} ${shown(what)}: ${shown(detail)}`);
-    if (action !== null && !ok) out.line(`         action: ${shown(action)}`);
+    out.line(
+      `${out.paint(ok ? 'good' : 'bad', (ok ? 'ok' : 'failed').padEnd(8))} ${escapeControls(what)}: ${escapeControls(detail)}`,
+    );
+    if (action !== null && !ok) out.line(`         action: ${escapeControls(action)}`);
   }
   // Unless a step has already printed it.
   if (result.freeBytes !== null && !out.quiet && !result.steps.some((one) => one.step === 'room'))
@@ -214,9 +216,9 @@ async function check({ client, out }: Session, name: string, { from }: { readonl
 }
 
 async function orphans({ client, out }: Session, name: string): Promise<void> {
-  const found = await client.all<OrphanJson>(`${pathOf(name)}/orphans`);
+  const found = await client.all<OrphanJson>(`${storePath(name)}/orphans`);
   if (out.json) return out.value(found);
-  if (out.quiet) return found.forEach((orphan) => void out.line(shown(orphan.name)));
+  if (out.quiet) return found.forEach((orphan) => void out.line(escapeControls(orphan.name)));
   if (found.length === 0) return out.note(`no orphans on ${name}`);
   out.table(
     ['NAME', 'KIND', 'DETAIL', 'ACTION'],
@@ -232,7 +234,7 @@ async function add({ client, out }: Session, name: string, uri: string, options:
   });
   const store = body as StoreJson;
   if (out.json) return out.value(store);
-  out.line(shown(store.name));
+  out.line(escapeControls(store.name));
   if (store.problem !== null) out.warn(`${store.problem.message}. ${store.problem.action}`);
 }
 
@@ -248,14 +250,21 @@ async function adopt(
     directories: !(options.recordsOnly ?? false),
     ...(names.length > 0 && { names }),
   };
-  const result = await runLongOperation<AdoptionJson>(session, { method: 'POST', path: `${pathOf(name)}/adopt`, body });
+  const result = await runLongOperation<AdoptionJson>(session, {
+    method: 'POST',
+    path: `${storePath(name)}/adopt`,
+    body,
+  });
   if (result === undefined) return out.note(`adopted; see: stowage volume list --store ${name}`);
   if (out.json) return out.value(result);
-  if (out.quiet) return result.adopted.forEach((volume) => void out.line(shown(volume.name)));
+  if (out.quiet) return result.adopted.forEach((volume) => void out.line(escapeControls(volume.name)));
   const verb = body.dryRun ? 'would adopt' : 'adopted';
   for (const volume of result.adopted) {
-    out.line(`${verb} ${shown(volume.name)} (${volume.how === 'record' ? 'has a record' : 'data without a record'})`);
+    out.line(
+      `${verb} ${escapeControls(volume.name)} (${volume.how === 'record' ? 'has a record' : 'data without a record'})`,
+    );
   }
-  for (const { name: what, reason } of result.skipped) out.line(`skipped ${shown(what)}: ${shown(reason)}`);
+  for (const { name: what, reason } of result.skipped)
+    out.line(`skipped ${escapeControls(what)}: ${escapeControls(reason)}`);
   out.note(`${verb} ${plural(result.adopted.length, 'volume')}, skipped ${result.skipped.length}`);
 }

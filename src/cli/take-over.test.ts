@@ -1,6 +1,6 @@
 import { beforeEach, expect, test } from 'vitest';
 import { invalid } from './problem.ts';
-import { page, type Ran, run, type Server, scriptedServer, store, volume } from './scripted-server.ts';
+import { type CommandResult, page, run, type Server, scriptedServer, store, volume } from './scripted-server.ts';
 import type { TakeOverCandidate, TakeOverRequest, TakeOverState } from './take-over-service.ts';
 
 const candidate = (name: string, state: TakeOverState, detail = ''): TakeOverCandidate => ({
@@ -38,7 +38,7 @@ async function takeOver(candidates: readonly TakeOverCandidate[], ...words: read
       return [200, { adopted, skipped }];
     },
   });
-  const ran: Ran = await run(server, ['take-over', ...words], {
+  const ran: CommandResult = await run(server, ['take-over', ...words], {
     injected: {
       program: 'kubectl stowage',
       cluster: async ({ account }) => {

@@ -3,7 +3,7 @@ import type { CreatedTokenJson, TokenJson } from '#front/rest/schemas.ts';
 import { parseDurationArgument, pathSegment } from './arguments.ts';
 import { collect, type StowageCommand } from './command.ts';
 import type { MakeAction, Session } from './session.ts';
-import { age, date, shown } from './text.ts';
+import { age, date, escapeControls } from './text.ts';
 
 export function addTokenCommands(program: StowageCommand, act: MakeAction): void {
   const token = program
@@ -62,16 +62,16 @@ async function create({ client, out }: Session, name: string, options: TokenCrea
       ? {}
       : { expiresIn: /^[0-9]+$/.test(options.expires) ? `${options.expires}s` : options.expires }),
   };
-  const made = (await client.change({ method: 'POST', path: '/v1/tokens', body })).body as CreatedTokenJson;
-  if (out.json) return out.value(made);
-  out.line(shown(made.secret));
-  out.note(`token ${made.id} (${made.name}, ${made.role}); the secret above is not shown again`);
+  const token = (await client.change({ method: 'POST', path: '/v1/tokens', body })).body as CreatedTokenJson;
+  if (out.json) return out.value(token);
+  out.line(escapeControls(token.secret));
+  out.note(`token ${token.id} (${token.name}, ${token.role}); the secret above is not shown again`);
 }
 
 async function list({ client, out, clock }: Session): Promise<void> {
   const tokens = await client.all<TokenJson>('/v1/tokens');
   if (out.json) return out.value(tokens);
-  if (out.quiet) return tokens.forEach((token) => void out.line(shown(token.id)));
+  if (out.quiet) return tokens.forEach((token) => void out.line(escapeControls(token.id)));
   if (tokens.length === 0) return out.note('no tokens; create one with: stowage token create NAME --role user');
   out.table(
     ['ID', 'NAME', 'ROLE', 'STORES', 'AGE', 'EXPIRES'],

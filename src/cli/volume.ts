@@ -16,7 +16,7 @@ import { runLongOperation } from './long-operation.ts';
 import { invalid } from './problem.ts';
 import { addReleaseCommand, useFields } from './release.ts';
 import type { MakeAction, Session } from './session.ts';
-import { age, date, labelList, shown, size } from './text.ts';
+import { age, date, escapeControls, labelList, size } from './text.ts';
 
 const volumePath = (ref: string): string => `/v1/volumes/${refPath(ref)}`;
 const whichVolume = 'store/name, name or id';
@@ -153,12 +153,12 @@ async function list(session: Session, options: VolumeListFlags): Promise<void> {
     Object.keys(options).length > 0
       ? 'no volume matches; see all with: stowage volume list'
       : 'no volumes; create one with: stowage volume create NAME';
-  print(session, items, nothing);
-  session.out.unanswered(unanswered, 'its volumes are shown as last seen');
-  session.out.unreached(unreached, 'its node-local volumes are missing');
+  printVolumes(session, items, nothing);
+  session.out.noteUnanswered(unanswered, 'its volumes are shown as last seen');
+  session.out.noteUnreached(unreached, 'its node-local volumes are missing');
 }
 
-function print({ out, clock }: Session, volumes: readonly VolumeJson[], nothing: string): void {
+function printVolumes({ out, clock }: Session, volumes: readonly VolumeJson[], nothing: string): void {
   const hasNodes = volumes.some(({ node }) => node !== undefined);
   const row = (volume: VolumeJson): string[] => [
     `${volume.store}/${volume.name}`,
@@ -169,7 +169,7 @@ function print({ out, clock }: Session, volumes: readonly VolumeJson[], nothing:
     age(volume.createdAt, clock.now()),
   ];
   if (out.json) out.value(volumes);
-  else if (out.quiet) volumes.forEach((volume) => void out.line(shown(volume.id)));
+  else if (out.quiet) volumes.forEach((volume) => void out.line(escapeControls(volume.id)));
   else if (volumes.length === 0) out.note(nothing);
   else out.table(['VOLUME', ...(hasNodes ? ['NODE'] : []), 'SIZE', 'ACCESS', 'LABELS', 'AGE'], volumes.map(row));
 }
@@ -177,7 +177,7 @@ function print({ out, clock }: Session, volumes: readonly VolumeJson[], nothing:
 async function show({ client, out, clock }: Session, ref: string): Promise<void> {
   const volume = await client.get<VolumeDetailJson>(volumePath(ref));
   if (out.json) return out.value(volume);
-  if (out.quiet) return out.line(shown(volume.id));
+  if (out.quiet) return out.line(escapeControls(volume.id));
   const enforced = volume.bytes === null ? '' : volume.enforced ? ' (enforced)' : ' (not enforced)';
   const condition = volume.detail === null ? volume.condition : `${volume.condition}: ${volume.detail}`;
   out.fields([
@@ -195,7 +195,7 @@ async function show({ client, out, clock }: Session, ref: string): Promise<void>
     ['users', volume.users.map((user) => `${user.kind} ${user.name} on ${user.node}`)],
     ...useFields(volume.uses ?? null),
   ]);
-  out.unreached(volume.unreached ?? [], 'its mounts are missing');
+  out.noteUnreached(volume.unreached ?? [], 'its mounts are missing');
 }
 
 const mountText = ({ target, readOnly, node }: MountJson): string =>
@@ -204,9 +204,9 @@ const mountText = ({ target, readOnly, node }: MountJson): string =>
 async function usage({ client, out }: Session, ref: string): Promise<void> {
   const measured = await client.get<UsageJson>(`${volumePath(ref)}/usage`);
   if (out.json) return out.value(measured);
-  const least = measured.complete ? '' : 'at least ';
+  const lowerBound = measured.complete ? '' : 'at least ';
   const files = measured.files === '1' ? '1 file' : `${measured.files} files`;
-  out.reportDone(`${least}${size(measured.bytes)} in ${least}${files}`);
+  out.reportDone(`${lowerBound}${size(measured.bytes)} in ${lowerBound}${files}`);
 }
 
 interface VolumeCreateFlags {
@@ -222,7 +222,7 @@ async function create(session: Session, what: string, options: VolumeCreateFlags
   const given = splitRef(what);
   if (given.store !== undefined && options.store !== undefined && given.store !== options.store) {
     throw invalid(
-      `two different stores: ${shown(given.store)} and ${shown(options.store)}`,
+      `two different stores: ${escapeControls(given.store)} and ${escapeControls(options.store)}`,
       'store-ambiguous',
       'Specify only one of them.',
     );
@@ -239,7 +239,7 @@ async function create(session: Session, what: string, options: VolumeCreateFlags
   const made = await runLongOperation<VolumeJson>(session, { method: 'POST', path: '/v1/volumes', body });
   const volume = made ?? (await client.get<VolumeJson>(volumePath(what)));
   if (out.json) return out.value(volume);
-  out.line(out.quiet ? shown(volume.id) : qualifiedName(volume));
+  out.line(out.quiet ? escapeControls(volume.id) : qualifiedName(volume));
 }
 
 async function changeVolume(

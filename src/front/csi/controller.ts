@@ -17,12 +17,12 @@ import { createVolume, includesThisNode, parseParameters } from './create-volume
 import { callFrom, chooseStore, type DriverContext, storesOf } from './driver-context.ts';
 import { listHealth, listVolumes } from './list-volumes.ts';
 import {
-  checkedMap,
   invalidRequest,
   isWithin,
   outOfRange,
   parseCapacityRange,
   requiredText,
+  toCheckedMap,
 } from './request-fields.ts';
 import { contextOf, resolveVolume, volumeFilesystemMismatch, volumeMessage } from './resolve-volume.ts';
 import { conditionMessage, conditionOf, healthMessage } from './volume-condition.ts';
@@ -48,7 +48,7 @@ export const controllerOf = (ctx: DriverContext): Handlers<typeof Controller> =>
   }),
   deleteVolume: async ({ volumeId, secrets }, given) => {
     const id = requiredText(volumeId, 'volume_id');
-    checkedMap(secrets, 'secrets');
+    toCheckedMap(secrets, 'secrets');
     await ctx.runExclusive(`volume ${id}`, () => deleteVolume(ctx, id, callFrom(ctx, given)));
     return {};
   },
@@ -64,7 +64,7 @@ export const controllerOf = (ctx: DriverContext): Handlers<typeof Controller> =>
   controllerListVolumeHealth: (request, call) => listHealth(ctx, request, callFrom(ctx, call)),
   controllerGetVolumeHealth: async ({ volumeId, secrets }, given) => {
     const call = callFrom(ctx, given);
-    checkedMap(secrets, 'secrets');
+    toCheckedMap(secrets, 'secrets');
     const volume = await resolveVolume(ctx, requiredText(volumeId, 'volume_id'), call);
     return { volumeHealth: healthMessage(volumeId, await conditionOf(ctx, volume, call)) };
   },
@@ -72,7 +72,7 @@ export const controllerOf = (ctx: DriverContext): Handlers<typeof Controller> =>
     const id = requiredText(volumeId, 'volume_id');
     if (capacityRange === undefined) throw invalidRequest('capacity_range is missing');
     const range = parseCapacityRange(capacityRange);
-    checkedMap(secrets, 'secrets');
+    toCheckedMap(secrets, 'secrets');
     if (volumeCapability !== undefined) parseCapabilities([volumeCapability]);
     const call = callFrom(ctx, given);
     const volume = await ctx.runExclusive(`volume ${id}`, async () => {
@@ -110,9 +110,9 @@ async function validate(ctx: DriverContext, request: ValidateVolumeCapabilitiesR
   const { volumeId, volumeCapabilities, volumeContext, parameters } = request;
   const id = requiredText(volumeId, 'volume_id');
   const requestedCapabilities = parseCapabilities(volumeCapabilities);
-  checkedMap(request.secrets, 'secrets');
-  const context = checkedMap(volumeContext, 'volume_context');
-  const given = checkedMap(parameters, 'parameters');
+  toCheckedMap(request.secrets, 'secrets');
+  const context = toCheckedMap(volumeContext, 'volume_context');
+  const given = toCheckedMap(parameters, 'parameters');
   const volume = await resolveVolume(ctx, id, call);
   const view = ctx.core.stores.view(volume.store);
   const message =
@@ -143,7 +143,7 @@ function parameterMismatch(volume: Volume, given: ReadonlyMap<string, string>): 
 }
 
 async function capacity(ctx: DriverContext, request: GetCapacityRequest, call: Call): Promise<bigint> {
-  const { store } = parseParameters(checkedMap(request.parameters, 'parameters'));
+  const { store } = parseParameters(toCheckedMap(request.parameters, 'parameters'));
   const requestedCapabilities =
     request.volumeCapabilities.length === 0 ? [] : parseCapabilities(request.volumeCapabilities);
   const { accessibleTopology } = request;

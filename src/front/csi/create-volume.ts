@@ -14,11 +14,11 @@ import { newVolumeFilesystemMismatch, parseCapabilities, unsupportedBecause } fr
 import { chooseStore, type DriverContext, storeRequired, storesOf, topologyOf } from './driver-context.ts';
 import {
   type CapacityLimits,
-  checkedMap,
   invalidRequest,
   isWithin,
   parseCapacityRange,
   requiredText,
+  toCheckedMap,
 } from './request-fields.ts';
 import { volumeFilesystemMismatch } from './resolve-volume.ts';
 
@@ -79,10 +79,10 @@ export async function createVolume(ctx: DriverContext, request: CreateVolumeRequ
   const name = requiredText(request.name, 'name');
   const requestedCapabilities = parseCapabilities(request.volumeCapabilities);
   const range = parseCapacityRange(request.capacityRange);
-  const given = checkedMap(request.parameters, 'parameters');
+  const given = toCheckedMap(request.parameters, 'parameters');
   const parameters = parseParameters(given);
   const volumeName = volumeNameFor(name, parameters.nameTemplate, given);
-  checkedMap(request.secrets, 'secrets');
+  toCheckedMap(request.secrets, 'secrets');
   if (request.volumeContentSource !== undefined)
     throw invalidRequest('volumes cannot be cloned or created from snapshots yet');
   if (Object.keys(request.mutableParameters).length > 0) throw invalidRequest('mutable parameters are not supported');

@@ -12,7 +12,7 @@ import {
 } from './capabilities.ts';
 import { parseParameters } from './create-volume.ts';
 import { chooseStore, type DriverContext, storeRequired } from './driver-context.ts';
-import { checkedMap, invalidRequest, parseSizeField, requiredAbsolutePath, requiredText } from './request-fields.ts';
+import { invalidRequest, parseSizeField, requiredAbsolutePath, requiredText, toCheckedMap } from './request-fields.ts';
 import { resolveMountableVolume, volumeFilesystemMismatch } from './resolve-volume.ts';
 
 const kubernetesPrefix = 'csi.storage.k8s.io/';
@@ -21,8 +21,8 @@ export async function publishVolume(ctx: DriverContext, request: NodePublishVolu
   const id = requiredText(request.volumeId, 'volume_id');
   const target = requiredAbsolutePath(request.targetPath, 'target_path');
   const requested = parseCapability(request.volumeCapability);
-  const context = checkedMap(request.volumeContext, 'volume_context');
-  for (const field of ['publishContext', 'secrets'] as const) checkedMap(request[field], field);
+  const context = toCheckedMap(request.volumeContext, 'volume_context');
+  for (const field of ['publishContext', 'secrets'] as const) toCheckedMap(request[field], field);
   const readOnly = request.readonly || requested.readOnly;
   const how = {
     readOnly,

@@ -72,7 +72,7 @@ const httpMessages: Readonly<Record<number, string>> = {
 export const httpError = (status: number): Error =>
   new HttpError(status, httpMessages[status] ?? httpMessages[400] ?? '');
 
-export function overloaded(): StowageError {
+export function overloadedError(): StowageError {
   return new StowageError('too many calls are in flight', {
     code: 'busy',
     reason: 'plugin-overloaded',

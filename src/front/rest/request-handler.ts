@@ -50,7 +50,8 @@ export function createHandler(
       expected: route.conditional ? expectedRevision(request) : undefined,
       nodes: parts.nodes,
     };
-    if (route.further?.isNeeded(input.body)) await parts.admission.admit(request, route.further, parts.stopping);
+    if (route.additionalRight?.isNeeded(input.body))
+      await parts.admission.admit(request, route.additionalRight, parts.stopping);
     const log = parts.log.with({ request: request.id });
     const handle = (call: Call): Promise<Answer> => {
       const permit: Request<never, never, never>['permit'] = async (right) => {

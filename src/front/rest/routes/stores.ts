@@ -25,7 +25,7 @@ const trashQuery = Type.Object(
   { additionalProperties: false },
 );
 
-const json = async (core: Core, views: readonly StoreView[], call: Call) => {
+const storesWithState = async (core: Core, views: readonly StoreView[], call: Call) => {
   const names = views.map(({ config }) => config.name);
   const { liveness, catalogue } = core;
   const [silent, rooms] = await Promise.all([liveness.silent(names, call), liveness.rooms(names, call)]);
@@ -36,7 +36,8 @@ const json = async (core: Core, views: readonly StoreView[], call: Call) => {
     return storeJson(view, { totals, isSilent: silent.has(name), room, refusal });
   });
 };
-const one = async (core: Core, view: StoreView, call: Call) => (await json(core, [view], call))[0];
+const storeWithState = async (core: Core, view: StoreView, call: Call) =>
+  (await storesWithState(core, [view], call))[0];
 
 export const storeRoutes: readonly Route[] = [
   route({
@@ -53,7 +54,7 @@ export const storeRoutes: readonly Route[] = [
     handle: async ({ core, principal, nodes, call }) => {
       const visible = core.stores.list().filter((view) => maySee(principal, view.config.name));
       const seen = visible.map((view) => redactedView(principal, view));
-      const [own, theirs] = await Promise.all([json(core, seen, call), nodes?.stores(call)]);
+      const [own, theirs] = await Promise.all([storesWithState(core, seen, call), nodes?.stores(call)]);
       if (theirs === undefined) return ok({ items: own, next: null });
       const items = [...own, ...theirs.stores].toSorted((a, b) => (a.name < b.name ? -1 : 1));
       return ok({ items, next: null, unreached: unreachedJson(principal, theirs.unreached) });
@@ -74,7 +75,7 @@ export const storeRoutes: readonly Route[] = [
     handle: async ({ core, body, call }) => {
       await core.stores.add(body.name, body.uri, call);
       if (body.default === true) core.stores.setDefault(body.name);
-      const added = await one(core, core.stores.view(body.name), call);
+      const added = await storeWithState(core, core.stores.view(body.name), call);
       return created(added, { location: `/v1/stores/${body.name}` });
     },
   }),
@@ -95,7 +96,7 @@ export const storeRoutes: readonly Route[] = [
       const isHere = core.stores.list().some(({ config }) => config.name === p.store);
       const theirs = isHere ? undefined : await nodes?.stores(call);
       const found = theirs?.stores.find(({ name }) => name === p.store);
-      return ok(found ?? (await one(core, redactedView(principal, core.stores.view(p.store)), call)));
+      return ok(found ?? (await storeWithState(core, redactedView(principal, core.stores.view(p.store)), call)));
     },
   }),
   route({
@@ -127,7 +128,7 @@ export const storeRoutes: readonly Route[] = [
     access: { instead: 'Create a StorageClass for the store, and make it the default StorageClass.' },
     params,
     success: { status: 200, description: 'The store', schema: schemas.store },
-    handle: async ({ core, params: p, call }) => ok(await one(core, core.stores.setDefault(p.store), call)),
+    handle: async ({ core, params: p, call }) => ok(await storeWithState(core, core.stores.setDefault(p.store), call)),
   }),
   route({
     method: 'POST',
@@ -143,7 +144,7 @@ export const storeRoutes: readonly Route[] = [
     body: bodies.checking,
     bodyOptional: true,
     // A check with `from` starts containers and enters other network namespaces.
-    further: {
+    additionalRight: {
       when: 'with `from`',
       isNeeded: (body) => (body as Static<typeof bodies.checking> | undefined)?.from !== undefined,
       role: 'admin',
