@@ -90,7 +90,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       host
         .output()
         .split('\n')
-        .filter((line) => line.includes('plugin call was refused'))
+        .filter((line) => line.includes('plugin call was rejected'))
         .map((line): Refusal => JSON.parse(line))
         .filter(({ status, time, why }) => {
           // Docker retried the request without its body after it lost the connection, or asked both plugins.

@@ -159,7 +159,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       });
 
       test.each([
-        ['a user', ['--role', 'user'], "this needs the role 'admin'; the token has 'user'"],
+        ['a user', ['--role', 'user'], "this request requires the role 'admin'; the token has the role 'user'"],
         [
           'an administrator of one store',
           ['--role', 'admin', '--store', 'silver'],

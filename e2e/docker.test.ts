@@ -180,7 +180,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
 
     test('requires users to name only the store, and reveals nothing else about the store', async () => {
       const error = await errorOf('volume', 'create', '--driver', 'stowage', '-o', 'device=:/export', 'x');
-      expect(error).toMatch(/can only be set by the administrator, on the store/);
+      expect(error).toMatch(/can be set only on the store, by the administrator/);
       expect(error).toMatch(/-o store=NAME/);
       await run('volume', 'create', '--driver', 'stowage', '-o', 'size=1G', '-o', 'label.team=blue', 'sized');
       onTestFinished(async () => void (await run('volume', 'rm', 'sized')));

@@ -157,7 +157,7 @@ describe.skipIf(needs('linux', 'root', 'mount'))('a busy mount', () => {
       expect(unmount.body['detail']).toContain(String(user.pid));
       // A stop leaves the mount, and reports that.
       await server.stop();
-      expect(server.output()).toContain(`still in use and left mounted: ${target}`);
+      expect(server.output()).toContain(`still in use, left mounted: ${target}`);
       await writeFile(join(target, 'still'), 'writable');
     } finally {
       user.kill('SIGKILL');

@@ -140,7 +140,7 @@ describe.skipIf(needs('linux'))('a store', () => {
         status: 409,
         code: 'exists',
         reason: 'store-place-taken',
-        detail: `store 'again' cannot be in ${testFolder}/images: store 'img' is already there`,
+        detail: `store 'again' cannot use ${testFolder}/images: store 'img' already uses it`,
       });
     }
     expect((await add('look', `local://${testFolder}/images?readOnly=true`)).status).toBe(201);

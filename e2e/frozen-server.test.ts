@@ -169,7 +169,7 @@ describe.skipIf(needs('linux', 'root', 'ganesha'))('an NFS server that hangs', (
   test('does not prevent the start of Stowage', async () => {
     await frozenServer.freeze();
     const server = await startServer();
-    expect(server.output()).toContain("trouble  store silver: store 'silver' is still being opened");
+    expect(server.output()).toContain("warning  store silver: store 'silver' is still being opened");
     await useStore(server, 'fine', 'x');
     frozenServer.thaw();
     await vi.waitFor(() => create(server, 'silver', 'x'), pollOptions);

@@ -80,7 +80,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a disk that do
   test('does not prevent the start of the server', async () => {
     const thaw = await freeze();
     const server = await startServer();
-    expect(server.output()).toContain("trouble  store slow: store 'slow' is still being opened");
+    expect(server.output()).toContain("warning  store slow: store 'slow' is still being opened");
     expect((await create(server, 'fine', 'a')).status).toBe(201);
     await thaw();
     expect((await create(server, 'slow', 'a')).status).toBe(201);

@@ -95,7 +95,7 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
     const squashed = await serve(allowHost);
     // The server maps the client's root to nobody, who has no write permission there. The client gets the error.
     expect(await cp(squashed, 'as-root')).toBeUndefined();
-    expect(squashed.stderr()).toContain(`Run: chown 65534:65534 ${exported}; or, if you trust its clients`);
+    expect(squashed.stderr()).toContain(`Run: chown 65534:65534 ${exported}; or, if you trust the clients`);
     expect(await cp(await serve([...allowHost, '--squash', 'none']), 'as-root')).toBe(0);
     await chmod(exported, 0o777);
     expect(await cp(squashed, 'squashed')).toBe(65_534);
@@ -202,7 +202,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordina
     // The server creates the secret before it finds that the port is in use.
     for (const directory of [exported, exported, join(top, 'home', 'state')]) {
       if (directory === exported) expect((await serveWithDefaults(directory)).status).toBe(5);
-      else expect((await serveWithDefaults(directory)).stderr).toContain('lies in');
+      else expect((await serveWithDefaults(directory)).stderr).toContain('is inside');
     }
     const secretFolders = (await readdir(states)).filter((name) => name !== 'given');
     expect(secretFolders).toHaveLength(1);
@@ -224,11 +224,11 @@ describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordina
     ];
     expect(low).toMatchObject({ status: 3, stdout: '' });
     expect(low.stderr).toContain(
-      '127.0.0.1:1023: only root may use ports below 1024\naction: Run it as root, or choose',
+      '127.0.0.1:1023: only root may use ports below 1024\naction: Run the server as root, or choose',
     );
     expect(portmapper).toMatchObject({ status: 3, stdout: '' });
     expect(portmapper.stderr).toContain(
-      '127.0.0.1:111: only root may use ports below 1024\naction: Run it as root, or leave',
+      '127.0.0.1:111: only root may use ports below 1024\naction: Run the server as root, or omit',
     );
   });
 });
@@ -240,7 +240,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve refuses', () => {
     expect(await run(program, ['nfs', 'serve', join(top, 'none')])).toEqual({
       status: 4,
       stdout: '',
-      stderr: `error: there is no directory ${top}/none\naction: Name a directory that exists: stowage nfs serve DIR\n`,
+      stderr: `error: directory ${top}/none not found\naction: Specify an existing directory: stowage nfs serve DIR\n`,
     });
   });
 

@@ -98,7 +98,7 @@ describe.skipIf(needs('linux'))('stowage up --nfs', () => {
     // Until the new server listens, the store reports that the server can't be reached.
     await vi.waitFor(() => create(server, 'network', 'after'), pollOptions);
     expect(await volumeNames(server)).toEqual(['after', 'before']);
-    expect(server.output()).toMatch(/"level":"warn".*it ended with SIGKILL.*"msg":"restarting the NFS server"/);
+    expect(server.output()).toMatch(/"level":"warn".*it exited with SIGKILL.*"msg":"restarting the NFS server"/);
   });
 
   test('ends its NFS server when Stowage is killed, and the next start continues with the same volumes', async () => {
@@ -138,7 +138,7 @@ describe.skipIf(needs('linux'))('stowage up --nfs', () => {
     await once(other, 'listening');
     const server = await startWithNfs(state, String(port));
     expect(server.output()).toContain(
-      `  trouble  store network: the embedded NFS server is not running: cannot listen on 127.0.0.1:${port}: the port is in use. Stop the program that uses it, or choose another port: stowage up --nfs PORT`,
+      `  warning  store network: the embedded NFS server is not running: cannot listen on 127.0.0.1:${port}: the port is in use. Stop the program that uses it, or choose another port: stowage up --nfs PORT`,
     );
     expect(server.output()).toContain('"msg":"restarting the NFS server"');
     await create(server, 'local', 'x');

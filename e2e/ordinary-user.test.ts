@@ -4,7 +4,7 @@ import { chown, mkdir, mkdtemp, realpath, rm, writeFile } from 'node:fs/promises
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { childrenOf, walk } from '#cli/command-tree.ts';
+import { childrenOf, commandTree } from '#cli/command-tree.ts';
 import { createProgram } from '#cli/program.ts';
 import { type ErrorCode, errorCodes } from '#core/error-codes.ts';
 import { needs } from '#testbed/needs.ts';
@@ -12,7 +12,7 @@ import { asOrdinaryUser, ordinaryUid } from '#testbed/ordinary-user.ts';
 import { program, type Stowage, startStowage } from './stowage.ts';
 
 /** The commands as users type them, such as `volume create`. A command with subcommands only shows its help. */
-const everyCommand = walk(createProgram({ version: '', program: 'stowage' }, () => async () => undefined))
+const everyCommand = commandTree(createProgram({ version: '', program: 'stowage' }, () => async () => undefined))
   .filter(({ command }) => childrenOf(command).length === 0)
   .map(({ path }) => path.join(' '));
 
@@ -72,7 +72,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
     await checkEventStream();
     await checkTokenCommands();
     await checkNfsServe();
-    expect(await outputOf('store', 'remove', 'data')).toBe('store data removed; its volumes stay where they are\n');
+    expect(await outputOf('store', 'remove', 'data')).toBe('removed store data; its volumes were not deleted\n');
     expect([...testedCommands].sort()).toEqual([...everyCommand].sort());
   });
 
@@ -142,7 +142,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
     expect(await json('volume', 'trash', 'list')).toMatchObject([{ store: 'data', name: 'photos' }]);
     expect(await outputOf('volume', 'restore', 'photos', '--name', 'pictures')).toBe('restored data/pictures\n');
     await outputOf('volume', 'delete', 'pictures');
-    expect(await outputOf('volume', 'trash', 'purge', 'pictures')).toBe('deleted data/pictures for good\n');
+    expect(await outputOf('volume', 'trash', 'purge', 'pictures')).toBe('permanently deleted data/pictures\n');
     expect(await json('volume', 'trash', 'list')).toEqual([]);
   }
 
@@ -154,7 +154,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
         'action: Run Stowage as root; in a container, add the capability: docker run --cap-add SYS_ADMIN\n',
     );
     expect(await json('client', 'status')).toEqual([]);
-    expect(await outputOf('client', 'upgrade')).toBe('no data path runs: nothing to replace\n');
+    expect(await outputOf('client', 'upgrade')).toBe('no data path is running: nothing to replace\n');
     expect(await errorOf('not-found', 'unmount', target)).toContain(`no volume is mounted at ${target}`);
     expect(await json('mounts')).toEqual([]);
   }
@@ -191,7 +191,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
     expect(await outputOf('token', 'create', 'ci', '--role', 'user', '--expires', '1d')).toMatch(/^stowage_\S+\n$/);
     const [token] = (await json('token', 'list')) as { id: string; name: string }[];
     expect(token?.name).toBe('ci');
-    expect(await outputOf('token', 'revoke', token?.id ?? '')).toBe(`token ${token?.id} revoked\n`);
+    expect(await outputOf('token', 'revoke', token?.id ?? '')).toBe(`revoked token ${token?.id}\n`);
     expect(await json('token', 'list')).toEqual([]);
   }
 });

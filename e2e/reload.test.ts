@@ -56,13 +56,13 @@ describe.skipIf(needs('linux'))('SIGHUP', () => {
       `stores:\n  a: local://${testFolder}/a\n  b:\n    uri: local://${testFolder}/b\n    colour: red\n`,
     );
     server.signal('SIGHUP');
-    await vi.waitFor(() => expect(server.output()).toContain('could not reload: keeping the previous configuration'));
+    await vi.waitFor(() => expect(server.output()).toContain('failed to reload: keeping the previous configuration'));
     expect(server.output()).toContain(`${config}:5:5: store 'b' has the unknown option 'colour'`);
     expect(await names(server)).toEqual(['a']);
     expect((await server.api('POST', '/v1/volumes', { name: 'x' })).status).toBe(201);
     await rm(config);
     server.signal('SIGHUP');
-    await vi.waitFor(() => expect(server.output()).toContain(`there is no configuration file ${config}`));
+    await vi.waitFor(() => expect(server.output()).toContain(`configuration file ${config} not found`));
     expect(await names(server)).toEqual(['a']);
   });
 

@@ -189,7 +189,9 @@ describe.skipIf(needs(...agentComponents))('Stowage on the nodes of a cluster', 
       await pods.createPod({ name: 'astray', node: 1, volume: { driver: file, volumeAttributes } });
       await expect
         .poll(() => pods.eventsOf('astray'), pollOptions)
-        .toContain("file.stowage.dev has no store 'nowhere'. Name one of its stores as the parameter store: files");
+        .toContain(
+          "driver file.stowage.dev has no store 'nowhere'. Set the parameter store to one of the stores of the driver: files",
+        );
       await pods.deletePods('astray');
     },
     longTimeoutMs,

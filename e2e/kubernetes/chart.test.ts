@@ -308,13 +308,15 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       expect(await check('pod:default/idle-1')).toMatchObject({ status: 1, body: { ok: false } });
       await expect.poll(() => check('pod:default/idle-0'), pollOptions).toMatchObject({ status: 0 });
       expect(await check('pod:default/nobody')).toMatchObject({
-        stderr: expect.stringContaining("there is no pod 'default/nobody', or you may not read it"),
+        stderr: expect.stringContaining("pod 'default/nobody' not found, or you are not allowed to read it"),
       });
       // Without the right to get pods, the error doesn't reveal whether a pod exists.
       await kubectl('patch', 'clusterrole', 'checker', '--type=json', '--patch=[{"op":"remove","path":"/rules/2"}]');
       await expect
         .poll(() => check('pod:default/idle-0'), pollOptions)
-        .toMatchObject({ stderr: expect.stringContaining("there is no pod 'default/idle-0', or you may not read it") });
+        .toMatchObject({
+          stderr: expect.stringContaining("pod 'default/idle-0' not found, or you are not allowed to read it"),
+        });
       expect(await check('container:web')).toMatchObject({ stderr: expect.stringContaining('only from pods') });
       await kubectl('delete', 'pod', 'idle-0', 'idle-1', '--timeout=60s');
     },

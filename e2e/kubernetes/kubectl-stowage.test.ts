@@ -122,10 +122,10 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         stdout: expect.stringMatching(/^VOLUME +SIZE.*\nsilver\/photos +1GiB/),
       });
       // No agent is connected yet.
-      expect(volumes.stderr).toContain('note: node node-1 could not be reached, its own volumes are missing');
+      expect(volumes.stderr).toContain('note: cannot reach node node-1; its node-local volumes are missing');
       const stores = await fixture.stowage(alice, 'store', 'list');
       expect(stores.stdout).toMatch(/silver +yes +nfs +open +1 /);
-      expect((await fixture.stowage(alice, 'status')).stdout).toMatch(/nodes +0 of 1 have an agent that is connected/);
+      expect((await fixture.stowage(alice, 'status')).stdout).toMatch(/nodes +0 of 1 have a connected agent/);
       expect(await fixture.stowage(alice, 'mounts')).toMatchObject({ status: 0, stdout: '' });
     });
 
@@ -148,7 +148,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       const { status, stderr } = await fixture.stowage(stranger, 'volume', 'list');
       expect(status).toBe(3);
       expect(stderr).toContain(
-        'error: you may not request a token for the service account stowage-system/stowage-viewer',
+        'error: you are not allowed to request a token for the service account stowage-system/stowage-viewer',
       );
       expect(stderr).toContain('bind you to the Role stowage-viewers in stowage-system');
       const otherNamespace = await fixture.stowage(
@@ -160,7 +160,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       );
       expect(otherNamespace).toMatchObject({
         status: 4,
-        stderr: expect.stringContaining('Stowage is not installed in the namespace default'),
+        stderr: expect.stringContaining('Stowage is not installed in namespace default'),
       });
     });
 
@@ -239,7 +239,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     );
 
     test.each([
-      ['create serviceaccounts/token stowage-viewer', 'you may not request a token for the service account'],
+      ['create serviceaccounts/token stowage-viewer', 'you are not allowed to request a token for the service account'],
       ['get services/proxy https:stowage:443', 'bind you to the Role stowage-viewers'],
     ])('cannot be read without the right %s', async (title, why) => {
       const all = rightsOfRole('stowage-viewers');
@@ -280,9 +280,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await fixture.stopController();
       expect(await fixture.stowage(alice, 'status')).toMatchObject({
         status: 10,
-        stderr: expect.stringContaining(
-          'error: no controller of Stowage can be reached in the namespace stowage-system',
-        ),
+        stderr: expect.stringContaining('error: cannot reach a Stowage controller in namespace stowage-system'),
       });
     });
   },

@@ -195,7 +195,7 @@ describe.skipIf(needs(...components))('in a cluster with local stores,', () => {
       await expect
         .poll(() => readyMessage('lost'), pollOptions)
         .toMatch(
-          /^Open on 0 of 2 nodes; .*in the container of its agent\. .*add \/tmp\/volumes to the value agent\.hostPaths/,
+          /^Open on 0 of 2 nodes; .*in the container of its agent\. .*add \/tmp\/volumes to the chart value agent\.hostPaths/,
         );
       await kubectl('delete', 'store', 'lost');
     },

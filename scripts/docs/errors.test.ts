@@ -56,6 +56,6 @@ test('a reason without a known code fails the generator', () => {
 
 test('an unknown message fails the generator', () => {
   const text =
-    "throw new StowageError('no such option', { ...{ code: 'invalid', reason: 'no-option', action: 'Leave it out.' } });";
+    "throw new StowageError('no such option', { ...{ code: 'invalid', reason: 'no-option', action: 'Omit the header.' } });";
   expect(() => failures(text)).toThrow('src/a.ts: no-option has no message');
 });

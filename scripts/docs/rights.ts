@@ -19,8 +19,11 @@ const row = (request: string, { role, scope, effect }: Right): readonly string[]
 export function rightsTable(): string {
   const rows = allRoutes.flatMap((route) => {
     const request = code(`${route.method} ${route.path}`);
-    const { further } = route;
-    return [row(request, route), ...(further === undefined ? [] : [row(`${request} ${further.when}`, further)])];
+    const { additionalRight } = route;
+    return [
+      row(request, route),
+      ...(additionalRight === undefined ? [] : [row(`${request} ${additionalRight.when}`, additionalRight)]),
+    ];
   });
   return table(
     ['Request', 'Role', 'Scope of the token', 'Effect'],

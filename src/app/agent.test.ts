@@ -115,7 +115,7 @@ describe('the agent of a node', () => {
         problem: {
           message:
             "store 'silver' has client=host, but the machine's NFS client cannot be used from the container in which Stowage runs",
-          action: "Leave out client=host: Stowage's own client needs nothing of the machine.",
+          action: 'Remove the option client=host: the built-in client works in containers.',
         },
       },
     ]);

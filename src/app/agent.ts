@@ -13,9 +13,9 @@ import { resetDatabaseOfOtherNode } from './node-database.ts';
 import { runServer, type ServerExtension } from './serve.ts';
 import { version } from './version.ts';
 
-const usualKubelet = '/var/lib/kubelet';
+const defaultKubeletFolder = '/var/lib/kubelet';
 /** The token's path in the agent's pod. Its audience is the controller. */
-const usualToken = '/var/run/secrets/stowage.dev/token';
+const defaultTokenFile = '/var/run/secrets/stowage.dev/token';
 
 /**
  * `stowage node --kubernetes`: the agent of a node. It serves volumes without the API server, too; it only learns the stores from it, and
@@ -31,7 +31,7 @@ export async function runAgent(
   const log = createLog(levelFrom(options.logLevel), process.stderr);
   const clock = systemClock();
   const nodeName = options.nodeName ?? (env['NODE_NAME'] || undefined);
-  if (nodeName === undefined) throw nameless();
+  if (nodeName === undefined) throw nodeNameRequired();
   const access = await kubeAccess({ kubeconfig: options.kubeconfig, env, clock });
   using client = createKubeClient({ access, clock, userAgent: `stowage-agent/${version}`, maxSockets: 8 });
   const namespace = options.namespace ?? access.namespace;
@@ -66,13 +66,13 @@ export async function runAgent(
         return core.stores.list().flatMap(({ config, pending }) => (pending === undefined ? [] : config.name));
       };
       const following = stores.follow(apply, scope);
-      const tokenFile = env['STOWAGE_CONTROLLER_TOKEN_FILE'] || usualToken;
-      const link = startAgentTunnel({ client, clock, log, namespace, tokenFile, api });
-      deferred.link = link;
+      const tokenFile = env['STOWAGE_CONTROLLER_TOKEN_FILE'] || defaultTokenFile;
+      const tunnel = startAgentTunnel({ client, clock, log, namespace, tokenFile, api });
+      deferred.link = tunnel;
       return {
         [Symbol.asyncDispose]: async () => {
           isServing = false;
-          await link[Symbol.asyncDispose]();
+          await tunnel[Symbol.asyncDispose]();
           ending.abort();
           await following;
         },
@@ -94,14 +94,14 @@ const asAgent = (options: UpOptions, nodeName: string): UpOptions => ({
   plugins: 'none',
   dockerSocket: 'none',
   podmanSocket: 'none',
-  kubelet: usualKubelet,
+  kubelet: defaultKubeletFolder,
   ...options,
   nodeName,
   bare: true,
 });
 
-const nameless = (): StowageError =>
-  new StowageError('the agent does not know the name of its node', {
+const nodeNameRequired = (): StowageError =>
+  new StowageError('the name of the node is unknown', {
     code: 'invalid',
     reason: 'node-name-required',
     action: 'Set NODE_NAME to the name of the node (spec.nodeName of the pod), or pass --node-name NAME',

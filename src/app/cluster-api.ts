@@ -32,7 +32,7 @@ export interface ClusterApi extends AsyncDisposable {
 }
 
 /** For read requests to nodes: a node that does not answer must not delay a list. */
-const askMs = 5_000;
+const nodeReadTimeoutMs = 5_000;
 
 /** The API of a cluster: for users that Kubernetes authorizes, over the volumes of the controller and of all nodes. */
 export async function startClusterApi(parts: ClusterApiOptions): Promise<ClusterApi> {
@@ -43,7 +43,7 @@ export async function startClusterApi(parts: ClusterApiOptions): Promise<Cluster
   const apis: NodeApis = {
     names,
     ask: (node, request, scope) =>
-      agents.call(node, request.method === 'GET' ? { ...request, deadlineMs: askMs } : request, scope),
+      agents.call(node, request.method === 'GET' ? { ...request, deadlineMs: nodeReadTimeoutMs } : request, scope),
     pod: (pod, scope) => locatePod(client, clock, pod, scope),
   };
   const status = async (principal: Principal): Promise<StatusJson> => {

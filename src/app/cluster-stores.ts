@@ -43,21 +43,21 @@ interface StoredFile {
 }
 
 /** Pods wait for a node that starts for the first time; without an API server there is nothing to wait for. */
-const firstSyncMs = 5_000;
-const retryMs = 10_000;
+const firstSyncTimeoutMs = 5_000;
+const retryIntervalMs = 10_000;
 
 export async function createClusterStores(options: ClusterStoresOptions): Promise<ClusterStores> {
   const { client, clock, log, state } = options;
-  const [file, places] = [join(state, 'cluster-stores.json'), join(state, 'stores')];
-  const kept = await read(file, log);
+  const [file, storesFolder] = [join(state, 'cluster-stores.json'), join(state, 'stores')];
+  const savedStores = await readSavedStores(file, log);
   const cache = createStoreCache(client, clock);
-  let written = kept ?? [];
+  let written = savedStores ?? [];
   const warned = new Map<string, string>();
   let changed = Promise.withResolvers<void>();
-  const wake = (): void => changed.resolve();
-  cache.on({ added: wake, changed: wake, deleted: wake });
+  const resolveChanged = (): void => changed.resolve();
+  cache.on({ added: resolveChanged, changed: resolveChanged, deleted: resolveChanged });
 
-  const objects = (): readonly StoreObject[] => (cache.synced ? [...cache.all()] : (kept ?? []));
+  const objects = (): readonly StoreObject[] => (cache.synced ? [...cache.all()] : (savedStores ?? []));
 
   function warnOnce(name: string, message: string): void {
     if (warned.get(name) !== message) log.warn('ignoring an invalid Store object', { store: name, why: message });
@@ -76,10 +76,10 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
       await cache.run(scope);
     },
     whenKnown: async (signal) => {
-      if (kept !== undefined) return;
-      const either = AbortSignal.any([signal, AbortSignal.timeout(firstSyncMs)]);
+      if (savedStores !== undefined) return;
+      const either = AbortSignal.any([signal, AbortSignal.timeout(firstSyncTimeoutMs)]);
       await cache.whenSynced(either).catch(() => undefined);
-      if (!cache.synced) log.warn('starting without stores: no answer from the API server yet');
+      if (!cache.synced) log.warn('starting without stores: the API server has not responded yet');
     },
     follow: async (apply, { signal }) => {
       await cache.whenSynced(signal).catch(() => undefined);
@@ -87,21 +87,21 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
         // Later changes resolve the new promise.
         changed = Promise.withResolvers<void>();
         const isDone = await tryApply(apply);
-        const pause = isDone ? changed.promise : clock.sleep(retryMs, signal).catch(() => undefined);
+        const pause = isDone ? changed.promise : clock.sleep(retryIntervalMs, signal).catch(() => undefined);
         await untilAborted(pause, signal);
       }
     },
   };
 
-  async function keep(stores: readonly StoreObject[]): Promise<void> {
+  async function saveStores(stores: readonly StoreObject[]): Promise<void> {
     if (isDeepStrictEqual(stores, written)) return;
-    await write(file, { version: 1, stores });
+    await writeSavedStores(file, { version: 1, stores });
     written = stores;
   }
 
   /** Creates directories in the state folder only: elsewhere a disk may not be mounted, and the data would go to the disk below. */
   async function createLocalDirectory(name: string, path: string): Promise<void> {
-    if (!isWithin(path, places)) return;
+    if (!isWithin(path, storesFolder)) return;
     try {
       await makeFolders(path, 0o755);
     } catch (thrown) {
@@ -113,12 +113,12 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
     try {
       const next = objects();
       const gone = written.filter(({ metadata }) => !next.some((one) => one.metadata.name === metadata.name));
-      await keep([...next, ...gone]);
+      await saveStores([...next, ...gone]);
       const staying = await apply();
-      await keep([...next, ...gone.filter(({ metadata }) => staying.includes(metadata.name ?? ''))]);
+      await saveStores([...next, ...gone.filter(({ metadata }) => staying.includes(metadata.name ?? ''))]);
       return true;
     } catch (thrown) {
-      log.error('could not apply a change of the stores', { why: stowageError(thrown).message });
+      log.error('failed to apply the changed stores', { why: stowageError(thrown).message });
       return false;
     }
   }
@@ -139,7 +139,7 @@ const createStoreCache = (client: KubeClient, clock: Clock): Cache<StoreObject> 
   });
 
 /** Undefined: there is no file, or it cannot be read. */
-async function read(file: string, log: Log): Promise<readonly StoreObject[] | undefined> {
+async function readSavedStores(file: string, log: Log): Promise<readonly StoreObject[] | undefined> {
   try {
     const { version, stores } = JSON.parse(await readFile(file, 'utf8')) as StoredFile;
     if (version === 1 && Array.isArray(stores)) return stores;
@@ -152,7 +152,7 @@ async function read(file: string, log: Log): Promise<readonly StoreObject[] | un
 }
 
 /** Writes atomically and durably, also across a power failure. */
-async function write(file: string, kept: StoredFile): Promise<void> {
+async function writeSavedStores(file: string, kept: StoredFile): Promise<void> {
   await makeFolders(dirname(file), 0o700);
   const draft = `${file}.new`;
   await using handle = await open(draft, 'w', 0o600);

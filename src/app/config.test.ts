@@ -68,10 +68,10 @@ clients:
     [
       'plugins: plugins',
       "stowage.yaml:1:10: 'plugins' is not an absolute path",
-      'Write it as plugins: /run/…, or plugins: none',
+      'Use plugins: /run/…, or plugins: none',
     ],
-    ['plugins: 5', "stowage.yaml:1:10: 'plugins' is not text", 'Write it as plugins: value'],
-    ['engines: /run/docker.sock', "stowage.yaml:1:10: 'engines' is not a map", 'Put names under engines:, indented.'],
+    ['plugins: 5', "stowage.yaml:1:10: 'plugins' is not a string", 'Use plugins: value'],
+    ['engines: /run/docker.sock', "stowage.yaml:1:10: 'engines' is not a map", 'Indent the keys under engines:'],
     [
       'engines:\n  lxc: /s',
       "stowage.yaml:2:3: 'lxc' is not a supported container engine",
@@ -80,7 +80,7 @@ clients:
     [
       'engines:\n  docker: tcp://h',
       "stowage.yaml:2:11: 'tcp://h' is not an absolute path",
-      'Write it as docker: /run/…, or docker: none',
+      'Use docker: /run/…, or docker: none',
     ],
   ])('%j is refused', (text, message, action) => {
     expect(complaint(text)).toEqual({ message, action });
@@ -111,8 +111,8 @@ describe('an invalid file is reported with line and column:', () => {
     ['a: 1\nb: "x', '2:6: Missing closing "quote'],
     ['stores:\n\ta: x', '2:1: Tabs are not allowed as indentation'],
     ['stores:\n  a: local:///x\n  a: local:///y', '3:3: Map keys must be unique'],
-    ['- a\n- b', '1:1: a map is expected here'],
-    ['just text', '1:1: a map is expected here'],
+    ['- a\n- b', '1:1: expected a map'],
+    ['just text', '1:1: expected a map'],
     ['version: 1\nstorez: {}', "2:1: unknown key 'storez'"],
     ['version: 2', '1:10: version 2 is not supported'],
     ['version: "1"', '1:10: version 1 is not supported'],
@@ -122,7 +122,7 @@ describe('an invalid file is reported with line and column:', () => {
     ['stores:\n  a: 5', "2:3: store 'a' has no URI"],
     ['stores:\n  a:\n    layout: image', "2:3: store 'a' has no uri"],
     ['stores:\n  a:\n    uri: nonsense', "3:10: 'nonsense' is not a URI"],
-    ['stores:\n  a:\n    uri: [1]', "3:10: 'uri' is not text"],
+    ['stores:\n  a:\n    uri: [1]', "3:10: 'uri' is not a string"],
     ['stores:\n  ok: local:///x\n  a: nonsense', "3:3: 'nonsense' is not a store URI"],
     ['stores:\n  a: ftp://x/y', '2:3: no store is known for ftp://'],
     [
@@ -145,14 +145,14 @@ describe('an invalid file is reported with line and column:', () => {
     ['stores:\n  a:\n    uri: local:///x\n    mode: rwx', "4:5: 'rwx' is not a value for the option mode"],
     ['stores:\n  a:\n    uri: nfs://h/x\n    timeout: soon', "4:5: 'soon' is not a value for the option timeout"],
     ['stores:\n  a: nfs://h', "2:3: 'nfs://h' is not the URI of an NFS store: the path is missing"],
-    ['stores:\n  a:\n    uri: local:///x\n    layout: {}', "4:5: 'layout' is not a plain value"],
-    ['stores:\n  a:\n    uri: local:///x?layout=image\n    layout: image', "4:5: 'layout' is in the URI already"],
+    ['stores:\n  a:\n    uri: local:///x\n    layout: {}', "4:5: 'layout' is not a scalar"],
+    ['stores:\n  a:\n    uri: local:///x?layout=image\n    layout: image', "4:5: 'layout' is already set in the URI"],
     ['stores:\n  a: local://me:secret@host/x', '2:3: a store URI must not contain a user or password'],
-    ['default: b\nstores:\n  a: local:///x', "1:10: the default store 'b' is not among the stores"],
-    ['default: [a]', "1:10: 'default' is not text"],
-    ['listen: somewhere:else', "1:9: 'somewhere:else' is not an address to listen on"],
-    ['listen: 99999', "1:9: '99999' is not an address to listen on"],
-    ['listen: [1]', "1:9: 'listen' is not text"],
+    ['default: b\nstores:\n  a: local:///x', "1:10: the default store 'b' is not defined"],
+    ['default: [a]', "1:10: 'default' is not a string"],
+    ['listen: somewhere:else', "1:9: 'somewhere:else' is not a valid listen address"],
+    ['listen: 99999', "1:9: '99999' is not a valid listen address"],
+    ['listen: [1]', "1:9: 'listen' is not a string"],
     ['clients:\n  nfs: builtin', "2:3: there is no client for 'nfs'"],
     ['clients:\n  loop: mine', "2:3: 'loop' has only the built-in client"],
   ])('%j', (text, expected) => {
@@ -171,7 +171,7 @@ describe('an invalid file is reported with line and column:', () => {
   });
 
   test('refuses a file that is too large', () => {
-    expect(complaint(`# ${'x'.repeat(1 << 20)}`).message).toBe('stowage.yaml:1:1: the file is too large');
+    expect(complaint(`# ${'x'.repeat(1 << 20)}`).message).toBe('stowage.yaml:1:1: the configuration file is too large');
   });
 });
 
@@ -184,6 +184,6 @@ test('a missing file counts as none; an unreadable one is an error', async () =>
   await expect(readConfig(folder.path, kinds)).rejects.toMatchObject({
     code: 'invalid',
     reason: 'config-unreadable',
-    message: `${folder.path} cannot be read`,
+    message: `cannot read ${folder.path}`,
   });
 });

@@ -18,7 +18,7 @@ export interface FileConfig {
   readonly engines: EngineSocketSettings;
 }
 
-const nothing: FileConfig = {
+const emptyConfig: FileConfig = {
   stores: [],
   defaultStore: undefined,
   listen: undefined,
@@ -36,16 +36,16 @@ type ConfigError = (node: unknown, message: string, action: string) => StowageEr
 /** `asked`: the user named the file, so it must exist. */
 export async function readConfigFile(
   path: string | undefined,
-  asked: boolean,
+  isRequired: boolean,
   kinds: ReadonlyMap<string, StoreKind>,
 ): Promise<FileConfig | undefined> {
   if (path === undefined) return undefined;
   const found = await readConfig(path, kinds);
-  if (found !== undefined || !asked) return found;
-  throw new StowageError(`there is no configuration file ${path}`, {
+  if (found !== undefined || !isRequired) return found;
+  throw new StowageError(`configuration file ${path} not found`, {
     code: 'invalid',
     reason: 'config-missing',
-    action: 'Correct --config, or leave it out to run without a file.',
+    action: 'Correct --config, or omit it to run without a configuration file.',
   });
 }
 
@@ -56,7 +56,7 @@ export async function readConfig(path: string, kinds: ReadonlyMap<string, StoreK
     text = await readFile(path, 'utf8');
   } catch (cause) {
     if (isErrno(cause, 'ENOENT')) return undefined;
-    throw new StowageError(`${path} cannot be read`, {
+    throw new StowageError(`cannot read ${path}`, {
       code: 'invalid',
       reason: 'config-unreadable',
       action: 'Check its owner and mode: the user who runs Stowage must be able to read it.',
@@ -69,7 +69,7 @@ export async function readConfig(path: string, kinds: ReadonlyMap<string, StoreK
 /** Errors name the file, line and column. */
 export function parseConfig(path: string, text: string, kinds: ReadonlyMap<string, StoreKind>): FileConfig {
   const lines = new LineCounter();
-  const complain: ConfigError = (node, message, action) => {
+  const configError: ConfigError = (node, message, action) => {
     const offset = isNode(node) ? (node.range?.[0] ?? 0) : 0;
     // If the file is rejected as a whole, there are no line starts yet.
     const { line, col } = lines.lineStarts.length === 0 ? { line: 1, col: 1 } : lines.linePos(offset);
@@ -79,7 +79,8 @@ export function parseConfig(path: string, text: string, kinds: ReadonlyMap<strin
       action,
     });
   };
-  if (text.length > maxBytes) throw complain(undefined, 'the file is too large', 'Keep it under 1 MiB.');
+  if (text.length > maxBytes)
+    throw configError(undefined, 'the configuration file is too large', 'The maximum size is 1 MiB.');
   const document = parseDocument(text, { lineCounter: lines, prettyErrors: false });
   const [error] = document.errors;
   if (error !== undefined) {
@@ -87,32 +88,33 @@ export function parseConfig(path: string, text: string, kinds: ReadonlyMap<strin
     throw new StowageError(`${path}:${line}:${col}: ${error.message}`, {
       code: 'invalid',
       reason: 'config-invalid',
-      action: 'Correct the YAML there: indent with spaces, and quote values that contain a colon or a hash.',
+      action: 'Correct the YAML at this position: indent with spaces, and quote values that contain a colon or a hash.',
     });
   }
   const top = document.contents;
-  if (top === null || (isScalar(top) && top.value === null)) return nothing;
-  if (!isMap(top)) throw complain(top, 'a map is expected here', `Begin with: version: 1`);
+  if (top === null || (isScalar(top) && top.value === null)) return emptyConfig;
+  if (!isMap(top)) throw configError(top, 'expected a map', `Start the file with: version: 1`);
   for (const pair of top.items) {
     const key = keyOf(pair);
-    if (!topKeys.includes(key)) throw complain(pair.key, `unknown key '${key}'`, `Allowed are: ${topKeys.join(', ')}`);
+    if (!topKeys.includes(key))
+      throw configError(pair.key, `unknown key '${key}'`, `Allowed keys: ${topKeys.join(', ')}`);
   }
   const version: unknown = top.get('version');
   if (version !== undefined && version !== 1) {
-    throw complain(
+    throw configError(
       top.get('version', true),
       `version ${String(version)} is not supported`,
-      'Write version: 1, or upgrade Stowage.',
+      'Use version: 1, or upgrade Stowage.',
     );
   }
-  checkClients(top, complain);
-  const stores = storesIn(top, complain, kinds);
+  checkClients(top, configError);
+  const stores = storesIn(top, configError, kinds);
   return {
     stores,
-    defaultStore: defaultIn(top, stores, complain),
-    listen: listenIn(top, complain),
-    plugins: pathAt(top, 'plugins', complain),
-    engines: enginesIn(top, complain),
+    defaultStore: defaultIn(top, stores, configError),
+    listen: listenIn(top, configError),
+    plugins: pathAt(top, 'plugins', configError),
+    engines: enginesIn(top, configError),
   };
 }
 
@@ -123,14 +125,14 @@ function textAt(map: YAMLMap, key: string, complain: ConfigError): string | unde
   const node = map.get(key, true);
   if (node === undefined) return undefined;
   if (isScalar(node) && typeof node.value === 'string') return node.value;
-  throw complain(node, `'${key}' is not text`, `Write it as ${key}: value`);
+  throw complain(node, `'${key}' is not a string`, `Use ${key}: value`);
 }
 
 function mapAt(map: YAMLMap, key: string, complain: ConfigError): YAMLMap | undefined {
   const node: unknown = map.get(key, true);
   if (node === undefined || (isScalar(node) && node.value === null)) return undefined;
   if (isMap(node)) return node;
-  throw complain(node, `'${key}' is not a map`, `Put names under ${key}:, indented.`);
+  throw complain(node, `'${key}' is not a map`, `Indent the keys under ${key}:`);
 }
 
 function storesIn(top: YAMLMap, complain: ConfigError, kinds: ReadonlyMap<string, StoreKind>): StoreConfig[] {
@@ -148,19 +150,19 @@ function storesIn(top: YAMLMap, complain: ConfigError, kinds: ReadonlyMap<string
 /** The key of the option that the message names, otherwise that of the store. */
 function positionOf(pair: Pair, message: string): unknown {
   const value = pair.value;
-  const guilty = isMap(value) ? value.items.find((item) => message.includes(keyOf(item))) : undefined;
-  return guilty?.key ?? pair.key;
+  const wrongOption = isMap(value) ? value.items.find((item) => message.includes(keyOf(item))) : undefined;
+  return wrongOption?.key ?? pair.key;
 }
 
 /** `name: URI`, or a map with `uri` and options: YAML keys and the query of a URI are equivalent. */
 function uriFrom(name: string, pair: Pair, complain: ConfigError): string {
   const { value } = pair;
   if (isScalar(value) && typeof value.value === 'string') return value.value;
-  if (!isMap(value)) throw complain(pair.key, `store '${name}' has no URI`, `Write it as ${name}: local:///srv/data`);
+  if (!isMap(value)) throw complain(pair.key, `store '${name}' has no URI`, `Use ${name}: local:///srv/data`);
   const uri = textAt(value, 'uri', complain);
   if (uri === undefined) throw complain(pair.key, `store '${name}' has no uri`, 'Add: uri: local:///srv/data');
   if (!/^[a-z][a-z0-9+-]*:/.test(uri))
-    throw complain(value.get('uri', true), `'${uri}' is not a URI`, 'Write it as in local:///srv/data');
+    throw complain(value.get('uri', true), `'${uri}' is not a URI`, 'Use a URI such as local:///srv/data');
   // Not with URL, which rejects several addresses as a host.
   const at = uri.indexOf('?');
   const place = at === -1 ? uri : uri.slice(0, at);
@@ -169,8 +171,9 @@ function uriFrom(name: string, pair: Pair, complain: ConfigError): string {
     const key = keyOf(item);
     if (key === 'uri') continue;
     if (!isScalar(item.value) || item.value.value === null)
-      throw complain(item.key, `'${key}' is not a plain value`, `Write it as ${key}: value`);
-    if (query.has(key)) throw complain(item.key, `'${key}' is in the URI already`, 'Set it in one place only.');
+      throw complain(item.key, `'${key}' is not a scalar`, `Use ${key}: value`);
+    if (query.has(key))
+      throw complain(item.key, `'${key}' is already set in the URI`, 'Set the option either in the URI or as a key.');
     // The source text, since YAML would parse mode: 0750 as a number.
     query.set(key, item.value.source ?? String(item.value.value));
   }
@@ -182,8 +185,8 @@ function defaultIn(top: YAMLMap, stores: readonly StoreConfig[], complain: Confi
   if (name === undefined || stores.some((store) => store.name === name)) return name;
   throw complain(
     top.get('default', true),
-    `the default store '${name}' is not among the stores`,
-    'Name one of the stores under stores:',
+    `the default store '${name}' is not defined`,
+    'Use the name of a store under stores:',
   );
 }
 
@@ -204,11 +207,7 @@ function listenIn(top: YAMLMap, complain: ConfigError): string | undefined {
 function pathAt(map: YAMLMap, key: string, complain: ConfigError): string | undefined {
   const path = textAt(map, key, complain);
   if (path === undefined || path === 'none' || path.startsWith('/')) return path;
-  throw complain(
-    map.get(key, true),
-    `'${path}' is not an absolute path`,
-    `Write it as ${key}: /run/…, or ${key}: none`,
-  );
+  throw complain(map.get(key, true), `'${path}' is not an absolute path`, `Use ${key}: /run/…, or ${key}: none`);
 }
 
 function enginesIn(top: YAMLMap, complain: ConfigError): EngineSocketSettings {
@@ -232,10 +231,6 @@ function checkClients(top: YAMLMap, complain: ConfigError): void {
     if (!['directory', 'loop'].includes(kind))
       throw complain(pair.key, `there is no client for '${kind}'`, 'Use one of: directory, loop');
     if (isScalar(pair.value) && pair.value.value === 'builtin') continue;
-    throw complain(
-      pair.key,
-      `'${kind}' has only the built-in client`,
-      `Write it as ${kind}: builtin, or leave it out.`,
-    );
+    throw complain(pair.key, `'${kind}' has only the built-in client`, `Use ${kind}: builtin, or omit the key.`);
   }
 }

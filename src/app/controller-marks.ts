@@ -14,7 +14,7 @@ import {
 import { hasPodEnded, isGone, isProvenDead, ownKernelProcess } from './process-death.ts';
 
 /** For asking about pods, within the time that a candidate has to acquire the Lease. */
-const podsMs = 2_000;
+const podLookupTimeoutMs = 2_000;
 
 export interface ControllerMarksOptions {
   readonly client: KubeClient;
@@ -48,7 +48,7 @@ export async function createControllerMarks(parts: ControllerMarksOptions): Prom
         return now.dead.length === found.dead.length ? undefined : writeRegistry(now);
       },
       whenAcquiring: async (text, signal) => {
-        using limit = clock.deadline(podsMs, signal);
+        using limit = clock.deadline(podLookupTimeoutMs, signal);
         const hasEnded = (pod: NonNullable<ControllerProcess['pod']>): Promise<boolean> =>
           hasPodEnded(client, { ...pod, namespace }, limit.signal);
         const known = await withDeaths(readRegistry(text), (it) => isProvenDead(it, { own, isGone, hasEnded }));

@@ -26,20 +26,20 @@ export interface ControllerRegistry {
 
 export const registryAnnotation = 'stowage.dev/controller-processes';
 
-const version = 1;
+const registryVersion = 1;
 /** The leader rewrites the Lease every 2 s, so it must stay small. A dropped mark counts as an unknown host, for whose locks others wait. */
-const maxDead = 64;
+const maxDeadMarks = 64;
 const maxProcesses = 16;
-const maxTextLength = 64 * 1024;
-const maxWordLength = 253;
+const maxAnnotationLength = 64 * 1024;
+const maxFieldLength = 253;
 
 /** An unreadable text, or one of a later version, counts as empty. */
 export function readRegistry(text: string | undefined): ControllerRegistry {
   const nothing: ControllerRegistry = { processes: [], dead: [] };
-  if (text === undefined || text.length > maxTextLength) return nothing;
+  if (text === undefined || text.length > maxAnnotationLength) return nothing;
   try {
     const found: unknown = JSON.parse(text);
-    if (!isObject(found) || found['version'] !== version) return nothing;
+    if (!isObject(found) || found['version'] !== registryVersion) return nothing;
     return {
       processes: listOf(found['processes']).flatMap((each) => processFrom(each) ?? []),
       dead: listOf(found['dead']).filter(isProcessMark),
@@ -50,7 +50,11 @@ export function readRegistry(text: string | undefined): ControllerRegistry {
 }
 
 export const writeRegistry = ({ processes, dead }: ControllerRegistry): string =>
-  JSON.stringify({ version, processes: processes.slice(0, maxProcesses), dead: dead.slice(0, maxDead) });
+  JSON.stringify({
+    version: registryVersion,
+    processes: processes.slice(0, maxProcesses),
+    dead: dead.slice(0, maxDeadMarks),
+  });
 
 /** Adds a process. Adding it again changes nothing. */
 export const withProcess = (registry: ControllerRegistry, process: ControllerProcess): ControllerRegistry => ({
@@ -74,7 +78,7 @@ export async function withDeaths(
 const isObject = (value: unknown): value is Readonly<Record<string, unknown>> =>
   typeof value === 'object' && value !== null;
 const isWord = (value: unknown): value is string =>
-  typeof value === 'string' && value !== '' && value.length <= maxWordLength;
+  typeof value === 'string' && value !== '' && value.length <= maxFieldLength;
 const listOf = (value: unknown): readonly unknown[] => (Array.isArray(value) ? value : []);
 
 function processFrom(value: unknown): ControllerProcess | undefined {

@@ -113,7 +113,7 @@ describe('the controller', () => {
     };
     await eventually(async () => `${(await ready())?.status} ${(await ready())?.reason}`).toBe('False Unsupported');
     const why =
-      "store 'silver' has client=host, but the machine's NFS client cannot be used from the container in which Stowage runs. Leave out client=host: Stowage's own client needs nothing of the machine.";
+      "store 'silver' has client=host, but the machine's NFS client cannot be used from the container in which Stowage runs. Remove the option client=host: the built-in client works in containers.";
     expect((await ready())?.message).toBe(why);
     api.put(paths.claims, aClaim('data'));
     await eventually(eventNotes).toContain(`store 'silver' cannot be used: ${why}`);

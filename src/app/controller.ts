@@ -50,7 +50,7 @@ import { version } from './version.ts';
 
 const leaseName = 'stowage-controller';
 /** For sending the last Events before the end. */
-const lastEventsMs = 2_000;
+const eventDrainTimeoutMs = 2_000;
 
 /** `stowage controller`: waits until it leads, then works until SIGINT or SIGTERM. Returns the exit status. */
 export async function runController(
@@ -63,7 +63,7 @@ export async function runController(
   const stop = new AbortController();
   using _interrupt = onAbort(interrupted, () => stop.abort());
   process.once('SIGTERM', () => stop.abort());
-  const place = listenAddress(options.listen, process.env['POD_IP']);
+  const listenOn = listenAddress(options.listen, process.env['POD_IP']);
   const access = await kubeAccess({ kubeconfig: options.kubeconfig, env: process.env, clock });
   using _memory = releaseMemoryWhenIdle(clock);
   const metrics = createControllerMetrics(version, () => leader.isLeading);
@@ -77,11 +77,11 @@ export async function runController(
   const { note, marks } = await createControllerMarks({ client, clock, namespace, env: process.env });
   const leader = createLeader({ client: leaseClient, clock, namespace, name: leaseName, identity, note });
   const state = { isWorking: false };
-  const whyNot = (): string | undefined => {
+  const whyNotReady = (): string | undefined => {
     if (leader.isLeading) return state.isWorking ? undefined : 'the controller has just become the leader';
     return leader.holder === '' ? 'the controller does not know the leader yet' : undefined;
   };
-  await using health = await serveHealth(options.health, whyNot, () => metrics);
+  await using health = await serveHealth(options.health, whyNotReady, () => metrics);
   const at = health.address === undefined ? '' : `, health at ${health.address}`;
   process.stdout.write(`stowage controller is waiting for leadership as ${identity}${at}\n`);
   const working = (): void => {
@@ -89,7 +89,7 @@ export async function runController(
     process.stdout.write('stowage controller is the leader\n');
   };
   try {
-    const server = { place, tlsSecret: options.tlsSecret };
+    const server = { listenOn, tlsSecret: options.tlsSecret };
     const work = (scope: Scope): Promise<void> =>
       lead({ client, clock, folders, identity, marks, log, metrics, working, namespace, server }, scope, stop.signal);
     // Only `stop` ends it, so that work in progress is finished.
@@ -116,7 +116,7 @@ interface LeaderWorkOptions {
   readonly metrics: ControllerMetrics;
   /** The controller's own namespace. */
   readonly namespace: string;
-  readonly server: { readonly place: ListenAddress | undefined; readonly tlsSecret: string | undefined };
+  readonly server: { readonly listenOn: ListenAddress | undefined; readonly tlsSecret: string | undefined };
   /** Called when the controllers have started to work. */
   readonly working: () => void;
 }
@@ -157,17 +157,20 @@ async function lead(parts: LeaderWorkOptions, scope: Scope, stop: AbortSignal): 
   const nodeVolumes = createNodeVolumes(base);
   const local = createNodeProvisioner({ ...base, stores: nodeStores, volumes: nodeVolumes });
   const provisioners = new Map([file, local].map((one) => [one.driver, one]));
-  const common = { ...base, nodeStores, provisioners };
+  const controllerOptions = { ...base, nodeStores, provisioners };
   const capacity = createCapacity({ ...base, stores: nodeStores });
   const mountProblems = createMountProblems(base);
   const restarts = createRestarts(base);
-  const stores = createStoresController({ ...common, storeHealth: createStoreHealth({ ...base, mountProblems }) });
+  const stores = createStoresController({
+    ...controllerOptions,
+    storeHealth: createStoreHealth({ ...base, mountProblems }),
+  });
   const others = [
-    createProvisioning(common),
-    createDeleting(common),
-    createResizing(common),
-    createOrphans(common),
-    createNodeLoss(common),
+    createProvisioning(controllerOptions),
+    createDeleting(controllerOptions),
+    createResizing(controllerOptions),
+    createOrphans(controllerOptions),
+    createNodeLoss(controllerOptions),
     nodeStores,
     nodeVolumes,
     capacity,
@@ -178,12 +181,12 @@ async function lead(parts: LeaderWorkOptions, scope: Scope, stop: AbortSignal): 
   parts.metrics.startLeading({ controllers: [stores, ...others], caches: { ...caches }, agents, events });
   const ending = new AbortController();
   const workScope: Scope = { signal: AbortSignal.any([scope.signal, ending.signal]), log };
-  const feeding = [...Object.values(caches), capacity.cache, events].map((one) => one.run(workScope));
-  const either = AbortSignal.any([scope.signal, stop]);
+  const backgroundTasks = [...Object.values(caches), capacity.cache, events].map((one) => one.run(workScope));
+  const stopOrAbort = AbortSignal.any([scope.signal, stop]);
   const started = stores.whenConfigured().then(parts.working);
   const runAfter = async (controller: Controller): Promise<void> => {
-    await untilAborted(started, either);
-    if (!either.aborted) await controller.run(scope, stop);
+    await untilAborted(started, stopOrAbort);
+    if (!stopOrAbort.aborted) await controller.run(scope, stop);
   };
   const working = Promise.all([stores.run(scope, stop), ...others.map(runAfter)]);
   const opened = server.run(scope, ending.signal);
@@ -191,7 +194,7 @@ async function lead(parts: LeaderWorkOptions, scope: Scope, stop: AbortSignal): 
   await Promise.race([working, opened.then(() => working)]);
   if (!scope.signal.aborted) await waitForEvents(events, clock, scope.signal);
   ending.abort();
-  await Promise.all([...feeding, opened]);
+  await Promise.all([...backgroundTasks, opened]);
   // A process that lost the Lease ends at once: the rest is up to the new leader.
   if (!scope.signal.aborted) await running.stop();
 }
@@ -229,5 +232,5 @@ function controllerKinds(clock: Clock): readonly StoreKind[] {
 
 async function waitForEvents(events: Events, clock: Clock, signal: AbortSignal): Promise<void> {
   const began = clock.elapsed();
-  while (events.waiting > 0 && clock.elapsed() - began < lastEventsMs) await clock.sleep(20, signal);
+  while (events.waiting > 0 && clock.elapsed() - began < eventDrainTimeoutMs) await clock.sleep(20, signal);
 }

@@ -10,7 +10,7 @@ import { grpcClient } from '#testing/grpc-client.ts';
 import { startServer } from '#testing/server.ts';
 import { Identity, Node } from '#wire/csi/generated/csi.ts';
 import { Registration } from '#wire/csi/generated/registration.ts';
-import { createSpaceOf, csiSettings, startCsi } from './csi.ts';
+import { createSpaceLookup, csiSettings, startCsi } from './csi.ts';
 
 let folder: string;
 
@@ -94,9 +94,9 @@ test('serves nothing unless configured', async () => {
 
 describe('the space at a path', () => {
   test('is what the kernel reports', async () => {
-    const space = await createSpaceOf(systemClock())(folder);
+    const space = await createSpaceLookup(systemClock())(folder);
     expect(space?.totalBytes).toBeGreaterThan(0n);
-    expect(await createSpaceOf(systemClock())(join(folder, 'missing'))).toBeUndefined();
+    expect(await createSpaceLookup(systemClock())(join(folder, 'missing'))).toBeUndefined();
   });
 
   test('is asked for once at a time and for a few paths at a time, with a timeout', async () => {
@@ -104,9 +104,9 @@ describe('the space at a path', () => {
     const hanging = (() => {
       asked++;
       return new Promise(() => undefined);
-    }) as unknown as Parameters<typeof createSpaceOf>[1];
+    }) as unknown as Parameters<typeof createSpaceLookup>[1];
     const clock = { ...systemClock(), after: (_ms: number, fire: () => void) => systemClock().after(0, fire) };
-    const spaceOf = createSpaceOf(clock, hanging);
+    const spaceOf = createSpaceLookup(clock, hanging);
     for (const path of ['/a', '/a', '/b', '/c', '/d', '/e']) expect(await spaceOf(path)).toBeUndefined();
     expect(asked).toBe(4);
   });

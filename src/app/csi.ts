@@ -35,9 +35,9 @@ export function csiSettings(
   options: Pick<UpOptions, 'csi' | 'csiRegistry' | 'kubelet' | 'maxVolumes'>,
 ): CsiSettings | undefined {
   const { kubelet } = options;
-  const within = (...path: readonly string[]) => (kubelet === undefined ? undefined : join(kubelet, ...path));
-  const csi = options.csi ?? within('plugins', 'stowage.dev');
-  const csiRegistry = options.csiRegistry ?? within('plugins_registry');
+  const kubeletPath = (...path: readonly string[]) => (kubelet === undefined ? undefined : join(kubelet, ...path));
+  const csi = options.csi ?? kubeletPath('plugins', 'stowage.dev');
+  const csiRegistry = options.csiRegistry ?? kubeletPath('plugins_registry');
   if (csi !== undefined)
     return {
       folder: resolve(csi),
@@ -71,7 +71,7 @@ export async function startCsi(settings: CsiSettings | undefined, parts: CsiServ
     servers.push(server);
     await listenSocket(server.server, path);
   };
-  const spaceOf = createSpaceOf(parts.clock);
+  const spaceOf = createSpaceLookup(parts.clock);
   try {
     // Only root: a client of the driver can mount.
     await makeFolders(settings.folder, 0o700);
@@ -98,28 +98,28 @@ export async function startCsi(settings: CsiSettings | undefined, parts: CsiServ
   return { sockets, close };
 }
 
-const statfsMs = 1_000;
-const maxConcurrent = 4;
+const statfsTimeoutMs = 1_000;
+const maxConcurrentStatfs = 4;
 
 /**
  * statfs(2) on a mount whose server is gone blocks, and occupies a thread. So this asks at most a few paths at a time, each once, and gives
  * up after a second.
  */
-export function createSpaceOf(
+export function createSpaceLookup(
   clock: Clock,
-  ask: typeof statfs = statfs,
+  readSpace: typeof statfs = statfs,
 ): (path: string) => Promise<FilesystemSpace | undefined> {
-  const asked = new Set<string>();
+  const inFlight = new Set<string>();
   return async (path) => {
-    if (asked.has(path) || asked.size >= maxConcurrent) return undefined;
-    asked.add(path);
+    if (inFlight.has(path) || inFlight.size >= maxConcurrentStatfs) return undefined;
+    inFlight.add(path);
     let found: FilesystemSpace | undefined;
-    const asking = ask(path, { bigint: true })
+    const asking = readSpace(path, { bigint: true })
       .then(({ bsize, blocks, bavail, files, ffree }) => {
         found = { totalBytes: blocks * bsize, freeBytes: bavail * bsize, files, freeFiles: ffree };
       })
-      .finally(() => asked.delete(path));
-    await endsWithin(asking, statfsMs, clock);
+      .finally(() => inFlight.delete(path));
+    await endsWithin(asking, statfsTimeoutMs, clock);
     return found;
   };
 }

@@ -35,12 +35,12 @@ export interface EmbeddedNfs extends AsyncDisposable {
 
 /** Below the ephemeral port range, so that the port is still free at the next start. */
 const firstPort = 20_490;
-const ports = 500;
+const portCount = 500;
 const portKey = 'port of the embedded NFS server';
 const host = '127.0.0.1';
 const path = '/export';
 /** It usually takes a tenth of this. */
-const startMs = 5_000;
+const startTimeoutMs = 5_000;
 
 export async function startEmbeddedNfs(
   settings: EmbeddedNfsSettings,
@@ -80,7 +80,7 @@ export async function startEmbeddedNfs(
     uri: nfsUri(host, path, port),
     exported,
     child,
-    started: endsWithin(ready, startMs, clock),
+    started: endsWithin(ready, startTimeoutMs, clock),
     whenReady: (given) => {
       then = given;
     },
@@ -110,15 +110,15 @@ function withServerProblem(kind: StoreKind, child: NfsChild): StoreKind {
 }
 
 /** Must not change between starts: clients that have mounted something keep using it. */
-async function choosePort(asked: number | undefined, state: StateFolder, records: Records): Promise<number> {
+async function choosePort(configuredPort: number | undefined, state: StateFolder, records: Records): Promise<number> {
   const before = records.settings.get(portKey);
-  return asked ?? (before === undefined ? await freePort(state) : Number(before));
+  return configuredPort ?? (before === undefined ? await freePort(state) : Number(before));
 }
 
 /** Each state folder starts at another port, so that one whose server is stopped is likely to find its port free later. */
 async function freePort(state: StateFolder): Promise<number> {
   const offset = createHash('sha256').update(state.path).digest().readUInt32BE(0);
-  const candidates = Array.from({ length: ports }, (_, i) => firstPort + ((offset + i) % ports));
+  const candidates = Array.from({ length: portCount }, (_, i) => firstPort + ((offset + i) % portCount));
   for (const port of candidates) if (await isFree(port)) return port;
   // It is in use, too: the server reports that and keeps trying.
   return firstPort;

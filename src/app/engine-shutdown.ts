@@ -9,10 +9,10 @@ export interface EngineUse {
 }
 
 /** An engine stops all its containers at the same moment, but on a busy machine the signals may arrive up to a second apart. */
-const sameMomentMs = 1_000;
+const maxSignalSkewMs = 1_000;
 /** Less than the minute that Stowage's own container has. */
-const longestMs = 45_000;
-const lookMs = 20;
+const maxWaitMs = 45_000;
+const pollIntervalMs = 20;
 
 /**
  * When an engine shuts down it stops all containers at once, and tells Stowage for each that ended that its volumes are no longer in use.
@@ -25,9 +25,9 @@ export async function waitForEngineShutdown(
   signal: AbortSignal,
 ): Promise<void> {
   const began = clock.elapsed();
-  let known = false;
-  while (hasVolumesInUse() && clock.elapsed() - began < (known ? longestMs : sameMomentMs)) {
-    known ||= isShuttingDown();
-    await clock.sleep(lookMs, signal);
+  let isKnownShutdown = false;
+  while (hasVolumesInUse() && clock.elapsed() - began < (isKnownShutdown ? maxWaitMs : maxSignalSkewMs)) {
+    isKnownShutdown ||= isShuttingDown();
+    await clock.sleep(pollIntervalMs, signal);
   }
 }

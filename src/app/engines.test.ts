@@ -5,7 +5,7 @@ import { beforeEach, expect, onTestFinished, test } from 'vitest';
 import type { VolumeId } from '#core/model.ts';
 import type { Records } from '#core/ports.ts';
 import { openRecords } from '#records/sqlite.ts';
-import { engineSockets, socketOf } from './engines.ts';
+import { detectSocket, engineSockets } from './engines.ts';
 
 let records: Records;
 
@@ -31,14 +31,14 @@ test('in a container, prefers the socket in the host’s folder if it is the sam
   onTestFinished(() => rmSync(root, { recursive: true }));
   const [bound, there] = [join(root, 'run/docker.sock'), join(root, 'host/run/docker.sock')];
   for (const path of [bound, there]) mkdirSync(dirname(path), { recursive: true });
-  expect(socketOf('docker', root)).toBeUndefined();
+  expect(detectSocket('docker', root)).toBeUndefined();
   writeFileSync(there, '');
-  expect(socketOf('docker', root)).toBe(there);
+  expect(detectSocket('docker', root)).toBe(there);
   linkSync(there, bound);
-  expect(socketOf('docker', root)).toBe(there);
+  expect(detectSocket('docker', root)).toBe(there);
   rmSync(bound);
   writeFileSync(bound, 'another engine');
-  expect(socketOf('docker', root)).toBe(bound);
+  expect(detectSocket('docker', root)).toBe(bound);
 });
 
 test('translates a socket path found in a container if Stowage now runs outside', () => {

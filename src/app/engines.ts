@@ -23,11 +23,11 @@ const hostRun = '/host';
  * A socket that is bind-mounted into a container by itself goes stale when its engine restarts (live-restore) and creates a new one. A
  * socket in the host's folder does not, so prefer that. Both must be the same socket: an administrator may have mounted another engine's.
  */
-export function socketOf(kind: EngineKind, root = ''): string | undefined {
+export function detectSocket(kind: EngineKind, root = ''): string | undefined {
   const bound = defaultSockets[kind].map((path) => root + path).find((path) => existsSync(path));
-  const there = root + hostRun + defaultSockets[kind][0];
-  if (!existsSync(there)) return bound;
-  return bound === undefined || isSame(bound, there) ? there : bound;
+  const socketInHostFolder = root + hostRun + defaultSockets[kind][0];
+  if (!existsSync(socketInHostFolder)) return bound;
+  return bound === undefined || isSame(bound, socketInHostFolder) ? socketInHostFolder : bound;
 }
 
 function isSame(one: string, other: string): boolean {
@@ -47,29 +47,29 @@ const settingKey = 'engines.found';
  * earlier start: an engine that starts after Stowage must find it, and its containers exist whether it runs or not.
  */
 export function engineSockets(
-  wishes: readonly EngineSocketSettings[],
-  look: boolean,
+  settingsByPriority: readonly EngineSocketSettings[],
+  detect: boolean,
   { settings, references }: Pick<Records, 'settings' | 'references'>,
 ): readonly EngineSocket[] {
   const known: EngineSocketSettings = JSON.parse(settings.get(settingKey) ?? '{}');
   const all = (['docker', 'podman'] as const).flatMap((kind) => {
-    const wanted = wishes.map((wish) => wish[kind]).find((wish) => wish !== undefined);
-    const socket = wanted ?? (look ? (socketOf(kind) ?? pathOutsideContainer(known[kind])) : undefined);
+    const wanted = settingsByPriority.map((wish) => wish[kind]).find((wish) => wish !== undefined);
+    const socket = wanted ?? (detect ? (detectSocket(kind) ?? pathOutsideContainer(known[kind])) : undefined);
     // Configured as `none`: references by its containers no longer count.
     if (wanted === 'none') references.replace(kind, []);
     return socket === undefined || socket === 'none' ? [] : [{ kind, socket }];
   });
   const found = JSON.stringify(Object.fromEntries(all.map(({ kind, socket }) => [kind, socket])));
-  if (look && found !== JSON.stringify(known)) settings.set(settingKey, found);
+  if (detect && found !== JSON.stringify(known)) settings.set(settingKey, found);
   return all;
 }
 
-const connectMs = 1_000;
+const connectTimeoutMs = 1_000;
 
 export async function isListening(socket: string): Promise<boolean> {
   const { promise, resolve } = Promise.withResolvers<boolean>();
   const connection = connect(socket);
-  connection.setTimeout(connectMs, () => resolve(false));
+  connection.setTimeout(connectTimeoutMs, () => resolve(false));
   connection.once('connect', () => resolve(true));
   connection.once('error', () => resolve(false));
   const result = await promise;

@@ -103,7 +103,7 @@ describe('the metrics server', () => {
   });
 
   test('rejects an invalid address at once', () => {
-    expect(() => served('here', () => undefined)).toThrow("'here' is not an address to listen on");
+    expect(() => served('here', () => undefined)).toThrow("'here' is not a valid listen address");
   });
 
   test('limits the number of connections', async () => {

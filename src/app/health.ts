@@ -24,10 +24,10 @@ export async function serveHealth(
 ): Promise<Health> {
   const at = parseListen(listen ?? 'none', allAddresses);
   if (at === undefined) return { address: undefined, [Symbol.asyncDispose]: async () => undefined };
-  const tell = metricsHandler(metrics);
+  const sendMetrics = metricsHandler(metrics);
   const server = createServer((request, response) => {
     const path = pathOf(request);
-    if (path === '/metrics') return void tell(response);
+    if (path === '/metrics') return void sendMetrics(response);
     const why = path === '/healthz' ? undefined : path === '/readyz' ? whyNotReady() : 'not here';
     reply(response, why === undefined ? 200 : path === '/readyz' ? 503 : 404, why ?? 'ok');
   });
@@ -47,7 +47,7 @@ export interface Metrics extends AsyncDisposable {
 
 /** The connection limit: Prometheus uses one or two. */
 const maxConnections = 32;
-const retryMs = 10_000;
+const listenRetryMs = 10_000;
 
 /**
  * Serves only `/metrics`, on an address that other machines reach. If it cannot listen (the port is in use, the machine does not have the
@@ -65,7 +65,7 @@ export function serveMetrics(
   let current: Server | undefined;
 
   async function open(to: NonNullable<typeof at>): Promise<void> {
-    for (let wasTold = false; !ending.signal.aborted; wasTold = true) {
+    for (let wasLogged = false; !ending.signal.aborted; wasLogged = true) {
       const server = createServer((request, response) => {
         if (pathOf(request) === '/metrics') void tell(response);
         else reply(response, 404, 'not here');
@@ -77,9 +77,9 @@ export function serveMetrics(
         resolve(where);
         return;
       } catch (cause) {
-        if (!wasTold) log.warn('cannot serve metrics on this address yet', { address: listen, cause: String(cause) });
+        if (!wasLogged) log.warn('cannot serve metrics on this address yet', { address: listen, cause: String(cause) });
       }
-      await clock.sleep(retryMs, ending.signal).catch(() => undefined);
+      await clock.sleep(listenRetryMs, ending.signal).catch(() => undefined);
     }
   }
 
@@ -102,15 +102,15 @@ function reply(response: ServerResponse, status: number, text: string): void {
 
 /** Concurrent requests share one collection of the metrics. */
 function metricsHandler(metrics: () => MetricsText | undefined): (response: ServerResponse) => Promise<void> {
-  let counting: Promise<string> | undefined;
+  let inFlight: Promise<string> | undefined;
   return async (response) => {
     const found = metrics();
     if (found === undefined) return reply(response, 503, 'there are no metrics yet');
-    counting ??= found.text().finally(() => {
-      counting = undefined;
+    inFlight ??= found.text().finally(() => {
+      inFlight = undefined;
     });
     try {
-      const text = await counting;
+      const text = await inFlight;
       response.writeHead(200, { 'content-type': found.contentType }).end(text);
     } catch (thrown) {
       reply(response, 500, String(thrown));

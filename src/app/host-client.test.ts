@@ -39,7 +39,7 @@ test('in a container, refuses to add a store with client=host and says why; acce
     reason: 'host-client-in-container',
     detail:
       "store 'silver' has client=host, but the machine's NFS client cannot be used from the container in which Stowage runs",
-    action: "Leave out client=host: Stowage's own client needs nothing of the machine.",
+    action: 'Remove the option client=host: the built-in client works in containers.',
   });
   expect((await server.admin.get('/v1/stores')).body.items).toHaveLength(1);
   expect((await server.admin.post('/v1/stores', { name: 'silver', uri })).status).toBe(201);

@@ -12,11 +12,11 @@ const isInPod = (env: Environment): boolean => Boolean(env['KUBERNETES_SERVICE_H
 export async function isInContainer(
   env: Environment,
   keepers: KeeperPlace | undefined,
-  look: () => Promise<ContainerEvidence> = readContainerEvidence,
+  readEvidence: () => Promise<ContainerEvidence> = readContainerEvidence,
 ): Promise<boolean> {
   if (isInPod(env) || keepers === 'pod' || keepers === 'container') return true;
   // A host name can look like a container id, so ignore it.
-  return possibleIds({ ...(await look()), hostname: '' }).length > 0;
+  return possibleIds({ ...(await readEvidence()), hostname: '' }).length > 0;
 }
 
 /**
@@ -37,6 +37,6 @@ const hostClientInContainer = (name: string): StowageError =>
     {
       code: 'unsupported',
       reason: 'host-client-in-container',
-      action: "Leave out client=host: Stowage's own client needs nothing of the machine.",
+      action: 'Remove the option client=host: the built-in client works in containers.',
     },
   );

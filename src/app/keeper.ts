@@ -13,22 +13,22 @@ import { version } from './version.ts';
  * `stowage keeper`: replaces this process with the keeper's program (execve), so that in a container the keeper is process 1. The keeper is
  * kept as small as possible. With `check` it queries the running keeper instead. Returns the exit status.
  */
-export async function runKeeper({ folder, pod, check }: KeeperOptions, usual: string): Promise<number> {
-  const place = folder ?? usual;
-  const socket = join(place, 'sock');
-  if (check !== undefined) return await checked(socket, check);
+export async function runKeeper({ folder, pod, check }: KeeperOptions, defaultFolder: string): Promise<number> {
+  const keeperFolder = folder ?? defaultFolder;
+  const socket = join(keeperFolder, 'sock');
+  if (check !== undefined) return await checkRunningKeeper(socket, check);
   const { words, env } = keeperCommand(
     {
       enter: [],
       socket,
       program: dataPath,
-      log: join(place, 'log'),
+      log: join(keeperFolder, 'log'),
       flags: dataPathFlags,
       env: { PATH: process.env['PATH'] ?? '', STOWAGE_VERSION: version },
     },
     pod ?? '',
   );
-  process.stderr.write(`stowage keeper logs to ${join(place, 'log')}\n`);
+  process.stderr.write(`stowage keeper logs to ${join(keeperFolder, 'log')}\n`);
   process.execve?.(words[0], words, env);
   throw new StowageError('this system cannot run stowage keeper', {
     code: 'unsupported',
@@ -37,12 +37,12 @@ export async function runKeeper({ folder, pod, check }: KeeperOptions, usual: st
   });
 }
 
-async function checked(socket: string, what: KeeperCheck): Promise<number> {
+async function checkRunningKeeper(socket: string, what: KeeperCheck): Promise<number> {
   const why = await checkKeeper(socket, what, systemClock());
   if (why === undefined) return 0;
   throw new StowageError(`not ${what}: ${why}`, {
     code: 'unavailable',
     reason: 'keeper-not-ready',
-    action: 'Wait: the keeper becomes ready without help. If it does not, see the log beside its socket.',
+    action: 'Wait until the keeper is ready. If it stays unready, check the log next to its socket.',
   });
 }

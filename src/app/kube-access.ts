@@ -21,7 +21,7 @@ export async function kubeAccess({ kubeconfig, env, clock }: KubeAccessOptions):
     const config: unknown = parse(await readFile(path, 'utf8'));
     return await fromKubeconfig({ config, folder: dirname(path), clock, env });
   } catch (cause) {
-    throw new StowageError(`Kubernetes cannot be reached: ${cause instanceof Error ? cause.message : String(cause)}`, {
+    throw new StowageError(`cannot connect to Kubernetes: ${cause instanceof Error ? cause.message : String(cause)}`, {
       code: 'invalid',
       reason: 'kubernetes-unconfigured',
       action: 'Run Stowage in a pod with a service account, or pass --kubeconfig FILE',

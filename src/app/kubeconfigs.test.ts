@@ -90,12 +90,12 @@ test('a file that is named must exist, and is the only one read', async () => {
   });
   const missing = await read({ file: join(home, 'nope') }).then(() => undefined, stowageError);
   expect(missing).toMatchObject({ code: 'invalid', reason: 'kubeconfig-unreadable' });
-  expect(missing?.message).toBe(`the kubeconfig ${join(home, 'nope')} cannot be read (ENOENT)`);
+  expect(missing?.message).toBe(`cannot read the kubeconfig ${join(home, 'nope')} (ENOENT)`);
 });
 
 test('errors do not quote the content of a file', async () => {
   const own = write('own', 'users: [{token: very-secret\n');
   const wrong = await read({ file: own }).then(() => undefined, stowageError);
-  expect(wrong?.message).toBe(`the kubeconfig ${own} cannot be read (it is not YAML)`);
+  expect(wrong?.message).toBe(`cannot read the kubeconfig ${own} (it is not YAML)`);
   expect(String(wrong?.stack) + String(wrong?.cause)).not.toContain('very-secret');
 });

@@ -18,36 +18,36 @@ export interface KubeconfigOptions {
 /** Searches the same paths as kubectl; files listed in KUBECONFIG need not exist. */
 function pathsFor({ file, env, home }: KubeconfigOptions): {
   readonly paths: readonly string[];
-  readonly must: boolean;
+  readonly mustExist: boolean;
 } {
-  if (file !== undefined) return { paths: [resolve(file)], must: true };
+  if (file !== undefined) return { paths: [resolve(file)], mustExist: true };
   const listed = (env['KUBECONFIG'] ?? '').split(delimiter).filter((path) => path !== '');
   const paths = listed.length > 0 ? listed : [join(home, '.kube', 'config')];
-  return { paths: [...new Set(paths.map((path) => resolve(path)))], must: false };
+  return { paths: [...new Set(paths.map((path) => resolve(path)))], mustExist: false };
 }
 
 /** Returns the merged files with absolute paths. Undefined: no file exists. */
 export async function readKubeconfigs(options: KubeconfigOptions): Promise<object | undefined> {
-  const { paths, must } = pathsFor(options);
+  const { paths, mustExist } = pathsFor(options);
   const found: Entry[] = [];
   for (const path of paths) {
-    const text = await readText(path, must);
-    if (text !== undefined) found.push(withAbsolutePaths(parsed(text, path), dirname(path)));
+    const text = await readText(path, mustExist);
+    if (text !== undefined) found.push(withAbsolutePaths(parseKubeconfig(text, path), dirname(path)));
   }
-  return found.length === 0 ? undefined : merged(found);
+  return found.length === 0 ? undefined : mergeKubeconfigs(found);
 }
 
-async function readText(path: string, must: boolean): Promise<string | undefined> {
+async function readText(path: string, mustExist: boolean): Promise<string | undefined> {
   try {
     return await readFile(path, 'utf8');
   } catch (cause) {
     const code = errnoOf(cause) ?? 'unknown';
-    if (code === 'ENOENT' && !must) return undefined;
+    if (code === 'ENOENT' && !mustExist) return undefined;
     throw unreadable(path, code, cause);
   }
 }
 
-function parsed(text: string, path: string): Entry {
+function parseKubeconfig(text: string, path: string): Entry {
   const document = parseDocument(text);
   // The parser's message is not shown: it quotes lines, which may contain credentials.
   if (document.errors.length > 0) throw unreadable(path, 'it is not YAML');
@@ -55,10 +55,10 @@ function parsed(text: string, path: string): Entry {
 }
 
 const unreadable = (path: string, why: string, cause?: unknown): StowageError =>
-  new StowageError(`the kubeconfig ${path} cannot be read (${why})`, {
+  new StowageError(`cannot read the kubeconfig ${path} (${why})`, {
     code: 'invalid',
     reason: 'kubeconfig-unreadable',
-    action: 'Name a readable kubeconfig with --kubeconfig FILE or in KUBECONFIG.',
+    action: 'Specify a readable kubeconfig with --kubeconfig FILE or in KUBECONFIG.',
     cause,
   });
 
@@ -66,19 +66,19 @@ const pathFields = ['certificate-authority', 'client-certificate', 'client-key',
 
 /** Relative paths are relative to their file's folder, so resolve them before merging. */
 function withAbsolutePaths(config: Entry, folder: string): Entry {
-  const place = (path: unknown): unknown =>
+  const absolutePath = (path: unknown): unknown =>
     typeof path === 'string' && path !== '' && !isAbsolute(path) ? join(folder, path) : path;
-  const inside = (value: unknown): Entry => {
+  const resolvePaths = (value: unknown): Entry => {
     const entry = { ...entryOf(value) };
-    for (const field of pathFields) if (entry[field] !== undefined) entry[field] = place(entry[field]);
+    for (const field of pathFields) if (entry[field] !== undefined) entry[field] = absolutePath(entry[field]);
     const exec = entryOf(entry['exec']);
     // A bare name is looked up on the PATH.
     if (typeof exec['command'] === 'string' && exec['command'].includes('/'))
-      entry['exec'] = { ...exec, command: place(exec['command']) };
+      entry['exec'] = { ...exec, command: absolutePath(exec['command']) };
     return entry;
   };
   const each = (list: unknown, field: string): readonly Entry[] =>
-    listOf(list).map((one) => ({ ...entryOf(one), [field]: inside(entryOf(one)[field]) }));
+    listOf(list).map((one) => ({ ...entryOf(one), [field]: resolvePaths(entryOf(one)[field]) }));
   return {
     ...config,
     clusters: each(config['clusters'], 'cluster'),
@@ -88,7 +88,7 @@ function withAbsolutePaths(config: Entry, folder: string): Entry {
 }
 
 /** The first file that defines a cluster, user or context wins; entries are not merged with each other. */
-function merged(configs: readonly Entry[]): object {
+function mergeKubeconfigs(configs: readonly Entry[]): object {
   const first = (list: string): readonly Entry[] => {
     const known = new Map<unknown, Entry>();
     for (const one of configs.flatMap((config) => listOf(config[list]).map(entryOf)))

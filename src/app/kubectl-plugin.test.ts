@@ -72,7 +72,7 @@ describe('reports', () => {
     expect(await refusal({}, {})).toMatchObject({
       code: 'invalid',
       reason: 'kubeconfig-missing',
-      action: 'Name one with --kubeconfig FILE or in KUBECONFIG, or put it where kubectl looks: ~/.kube/config',
+      action: 'Specify a kubeconfig with --kubeconfig FILE or in KUBECONFIG, or create ~/.kube/config',
     });
   });
 
@@ -99,12 +99,12 @@ describe('reports', () => {
       {
         code: 'not-found',
         reason: 'stowage-not-installed',
-        message: 'Stowage is not installed in the namespace stowage-system',
+        message: 'Stowage is not installed in namespace stowage-system',
       },
     ],
     [
       ...([404, 'NotFound', { account: 'boss' }] as const),
-      { code: 'not-found', reason: 'account-unknown', message: 'there is no service account stowage-system/boss' },
+      { code: 'not-found', reason: 'account-unknown', message: 'service account stowage-system/boss not found' },
     ],
     [500, 'InternalError', {}, { code: 'unavailable', reason: 'kubernetes-unreachable' }],
   ])('status %i %s from the API server', async (code, reason, options, expected) => {

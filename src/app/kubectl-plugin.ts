@@ -16,19 +16,19 @@ export interface ClusterConnectionOptions extends ClusterOptions {
 }
 
 const service = 'https:stowage:443';
-const usualNamespace = 'stowage-system';
-const usualAccount = 'stowage-viewer';
+const defaultNamespace = 'stowage-system';
+const defaultAccount = 'stowage-viewer';
 /** The service accounts of the chart. */
-const accounts = [usualAccount, 'stowage-adopter'];
+const chartAccounts = [defaultAccount, 'stowage-adopter'];
 /** The minimum that Kubernetes allows. */
-const tokenSeconds = 600;
+const tokenLifetimeSeconds = 600;
 
 /** Connects to Stowage through the API server's proxy, as kubectl does, with a short-lived token for Stowage only. */
 export async function connectToCluster(options: ClusterConnectionOptions): Promise<ClusterAddress> {
   const clock = systemClock();
-  const { namespace = usualNamespace, account = usualAccount, signal } = options;
+  const { namespace = defaultNamespace, account = defaultAccount, signal } = options;
   const access = await accessFor(options, clock);
-  const token = await tokenFor(access, { namespace, account, clock, signal });
+  const token = await requestToken(access, { namespace, account, clock, signal });
   const { authorization, tls } = await access.identity(signal);
   return {
     kind: 'cluster',
@@ -47,7 +47,7 @@ export async function accessFor(
   clock: Clock,
 ): Promise<KubeAccess> {
   const config = await readKubeconfigs({ file, env, home });
-  if (config === undefined && !env['KUBERNETES_SERVICE_HOST']) throw unconfigured();
+  if (config === undefined && !env['KUBERNETES_SERVICE_HOST']) throw kubeconfigMissing();
   try {
     if (config === undefined) return await inCluster({ env, clock });
     return await fromKubeconfig({ config, folder: '/', clock, env, context });
@@ -56,7 +56,7 @@ export async function accessFor(
     throw new StowageError(cause.message, {
       code: 'invalid',
       reason: 'kubeconfig-unusable',
-      action: 'Check the configuration: kubectl config view. Choose a context: --context NAME',
+      action: 'Check the configuration: kubectl config view. To use another context, add --context NAME',
       cause,
     });
   }
@@ -69,71 +69,71 @@ interface TokenOptions {
   readonly signal: AbortSignal;
 }
 
-async function tokenFor(access: KubeAccess, { namespace, account, clock, signal }: TokenOptions): Promise<string> {
+async function requestToken(access: KubeAccess, { namespace, account, clock, signal }: TokenOptions): Promise<string> {
   using client = createKubeClient({ access, clock, userAgent: `kubectl-stowage/${version}`, maxSockets: 1 });
   const wanted = {
     apiVersion: 'authentication.k8s.io/v1',
     metadata: {},
-    spec: { audiences: ['stowage.dev'], expirationSeconds: tokenSeconds },
+    spec: { audiences: ['stowage.dev'], expirationSeconds: tokenLifetimeSeconds },
   };
   try {
     const made = await client.create(tokenRequests, wanted, signal, { namespace, name: account, subresource: 'token' });
     return made.status?.token ?? '';
   } catch (thrown) {
-    if (thrown instanceof KubeError) throw refused(thrown, access.server, namespace, account);
+    if (thrown instanceof KubeError) throw tokenRequestError(thrown, access.server, namespace, account);
     throw thrown;
   }
 }
 
-function unconfigured(): StowageError {
-  return new StowageError('there is no kubeconfig, so the cluster is unknown', {
+function kubeconfigMissing(): StowageError {
+  return new StowageError('no kubeconfig found', {
     code: 'invalid',
     reason: 'kubeconfig-missing',
-    action: 'Name one with --kubeconfig FILE or in KUBECONFIG, or put it where kubectl looks: ~/.kube/config',
+    action: 'Specify a kubeconfig with --kubeconfig FILE or in KUBECONFIG, or create ~/.kube/config',
   });
 }
 
-function refused(error: KubeError, server: URL, namespace: string, account: string): StowageError {
+function tokenRequestError(error: KubeError, server: URL, namespace: string, account: string): StowageError {
   const { failure, status, serverMessage: said } = error;
   if (failure === 'canceled')
     return new StowageError('interrupted', { code: 'canceled', reason: 'interrupted', action: '', cause: error });
   if (status === 403)
-    return new StowageError(`you may not request a token for the service account ${namespace}/${account}`, {
+    return new StowageError(`you are not allowed to request a token for the service account ${namespace}/${account}`, {
       code: 'denied',
       reason: 'token-request-denied',
       action:
-        `Ask the administrator of the cluster to bind you to the Role stowage-viewers in ${namespace}, which allows it for stowage-viewer; ` +
-        `for another account its rule is: resources: ["serviceaccounts/token"], resourceNames: ["${account}"], verbs: ["create"].`,
+        `Ask the cluster administrator to bind you to the Role stowage-viewers in ${namespace}, which allows this for stowage-viewer; ` +
+        `for another account, the rule is: resources: ["serviceaccounts/token"], resourceNames: ["${account}"], verbs: ["create"].`,
       cause: error,
     });
   if (status === 404)
-    return accounts.includes(account)
+    return chartAccounts.includes(account)
       ? notInstalled(namespace, error)
-      : new StowageError(`there is no service account ${namespace}/${account}`, {
+      : new StowageError(`service account ${namespace}/${account} not found`, {
           code: 'not-found',
           reason: 'account-unknown',
-          action: `List them: kubectl get serviceaccounts --namespace ${namespace}. The account must be in Stowage's own namespace: --namespace NAME`,
+          action: `List the accounts: kubectl get serviceaccounts --namespace ${namespace}. The account must be in the namespace of Stowage: --namespace NAME`,
           cause: error,
         });
   if (status === 401)
-    return new StowageError(`the API server at ${server.origin} does not accept the credentials of the kubeconfig`, {
+    return new StowageError(`the API server at ${server.origin} rejected the credentials of the kubeconfig`, {
       code: 'unauthenticated',
       reason: 'kubernetes-refused',
-      action: 'Log in to the cluster again, so that this works: kubectl version',
+      action: 'Log in to the cluster again, then check: kubectl version',
       cause: error,
     });
   return new StowageError(`the request to the API server at ${server.origin} failed: ${said || error.message}`, {
     code: failure === 'deadline' ? 'deadline' : 'unavailable',
     reason: 'kubernetes-unreachable',
-    action: 'Check that this works: kubectl version. Choose another cluster with --context NAME.',
+    action: 'Check the connection: kubectl version. Select another cluster with --context NAME.',
     cause: error,
   });
 }
 
 const notInstalled = (namespace: string, cause: unknown): StowageError =>
-  new StowageError(`Stowage is not installed in the namespace ${namespace}`, {
+  new StowageError(`Stowage is not installed in namespace ${namespace}`, {
     code: 'not-found',
     reason: 'stowage-not-installed',
-    action: 'Name its namespace with --namespace NAME, or install it: see docs/kubernetes.md',
+    action: 'Specify the namespace of Stowage with --namespace NAME, or install Stowage: see docs/kubernetes.md',
     cause,
   });

@@ -14,7 +14,10 @@ const slice = () =>
   servers.client.get(endpointSlices, { namespace, name: 'stowage-leader' }, signal).catch(() => 'there is none');
 const anyPort: ListenAddress = { host: '127.0.0.1', port: 0, address: '127.0.0.1', pod: 'controller-1' };
 const opened = (place: ListenAddress | undefined) =>
-  createLeaderServer({ client: servers.client, clock: systemClock(), namespace, place }, { log: silentLog() });
+  createLeaderServer(
+    { client: servers.client, clock: systemClock(), namespace, listenOn: place },
+    { log: silentLog() },
+  );
 
 describe('the announced address', () => {
   test.each([

@@ -37,7 +37,7 @@ export function listenAddress(
   const isOne = isIP(at.host) !== 0 && !['0.0.0.0', '::'].includes(at.host);
   const address = podIp === undefined || podIp === '' ? (isOne ? at.host : '') : podIp;
   if (isIP(address) !== 0) return { ...at, address, pod };
-  throw new StowageError('the controller does not know the address at which agents reach it', {
+  throw new StowageError('the advertised address of the controller is unknown', {
     code: 'invalid',
     reason: 'door-address-unknown',
     action: "Set POD_IP to the pod's address (status.podIP), or listen on one address: --listen 10.0.0.5:8443",
@@ -49,7 +49,7 @@ export interface LeaderServerOptions {
   readonly clock: Clock;
   readonly namespace: string;
   /** Undefined: the controller does not listen. */
-  readonly place: ListenAddress | undefined;
+  readonly listenOn: ListenAddress | undefined;
   /** A Secret with a certificate that another program maintains. */
   readonly tlsSecret?: string | undefined;
   /** Handles the requests of users: all that are not from agents. */
@@ -66,10 +66,10 @@ export interface LeaderServer {
   run(scope: Scope, stop: AbortSignal): Promise<void>;
 }
 
-const graceMs = 2_000;
+const closeGraceMs = 2_000;
 
 export function createLeaderServer(options: LeaderServerOptions, { log }: Pick<Scope, 'log'>): LeaderServer {
-  const { client, clock, namespace, place, handle } = options;
+  const { client, clock, namespace, listenOn, handle } = options;
   const agents = createConnectedAgents({ clock, log });
   const common = { client, clock, namespace };
 
@@ -90,25 +90,25 @@ export function createLeaderServer(options: LeaderServerOptions, { log }: Pick<S
       onUpgrade,
       onRequest: createPodHandler(podHandlerOptions, handle?.(agents) ?? refuseUnknownPath),
     });
-    const first = Promise.withResolvers<void>();
+    const firstCredential = Promise.withResolvers<void>();
     const use: TlsServer['setCredential'] = (credential) => {
       tlsServer.setCredential(credential);
-      first.resolve();
+      firstCredential.resolve();
     };
-    const either = AbortSignal.any([scope.signal, stop]);
+    const stopOrAbort = AbortSignal.any([scope.signal, stop]);
     const maintaining = [
       maintainCredentials({ ...common, secret: options.tlsSecret, applyCredential: use }, servingScope),
     ];
     try {
-      await untilAborted(first.promise, either);
-      if (either.aborted) return;
+      await untilAborted(firstCredential.promise, stopOrAbort);
+      if (stopOrAbort.aborted) return;
       const sliceOptions = { ...common, address: at.address, port: await listen(tlsServer, at) };
       const endpointsOptions = { ...sliceOptions, pod: at.pod };
       maintaining.push(
         maintainLeaderSlice(sliceOptions, servingScope),
         maintainLeaderEndpoints(endpointsOptions, servingScope),
       );
-      await aborted(either);
+      await aborted(stopOrAbort);
       ending.abort();
       await Promise.all(maintaining);
       // A process that lost the Lease must not change the address.
@@ -117,7 +117,7 @@ export function createLeaderServer(options: LeaderServerOptions, { log }: Pick<S
     } finally {
       ending.abort();
       agents[Symbol.dispose]();
-      await tlsServer.close(scope.signal.aborted ? 0 : graceMs);
+      await tlsServer.close(scope.signal.aborted ? 0 : closeGraceMs);
       await Promise.all(maintaining);
     }
   }
@@ -125,7 +125,7 @@ export function createLeaderServer(options: LeaderServerOptions, { log }: Pick<S
   return {
     agents,
     run: async (scope, stop) => {
-      if (place !== undefined) await serve(place, scope, stop);
+      if (listenOn !== undefined) await serve(listenOn, scope, stop);
     },
   };
 }

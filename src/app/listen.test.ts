@@ -57,7 +57,7 @@ describe('a server that listens on all addresses', () => {
     const second = listenTcp(createServer(), { host: allAddresses, port });
     await expect(second).rejects.toMatchObject({
       reason: 'port-in-use',
-      message: `cannot listen on port ${port}, at any address: the port is in use`,
+      message: `cannot listen on port ${port} on all addresses: the port is in use`,
     });
   });
 

@@ -16,16 +16,16 @@ export function parseListen(
     /^[0-9]{1,5}$/.test(text) ? `:${text}` : text,
   );
   const port = Number(match?.[3]);
-  const left = text.startsWith(':') ? defaultHost : '127.0.0.1';
-  if (match !== null && port <= 65_535) return { host: match[1] ?? (match[2] || left), port };
-  throw new StowageError(`'${text}' is not an address to listen on`, {
+  const emptyHostDefault = text.startsWith(':') ? defaultHost : '127.0.0.1';
+  if (match !== null && port <= 65_535) return { host: match[1] ?? (match[2] || emptyHostDefault), port };
+  throw new StowageError(`'${text}' is not a valid listen address`, {
     code: 'invalid',
     reason: 'listen-invalid',
-    action: 'Write it as 127.0.0.1:7878, [::1]:7878, or none.',
+    action: 'Use an address such as 127.0.0.1:7878 or [::1]:7878, or none.',
   });
 }
 
-async function listening(server: Server, start: () => void): Promise<void> {
+async function startListening(server: Server, start: () => void): Promise<void> {
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   server.once('error', reject);
   server.once('listening', resolve);
@@ -43,23 +43,23 @@ export async function listenTcp(server: Server, at: { readonly host: string; rea
   const isAll = at.host === allAddresses;
   try {
     // Without a host Node listens on IPv6 and IPv4, or on IPv4 alone if the machine has no IPv6.
-    await listening(server, () => (isAll ? server.listen(at.port) : server.listen(at.port, at.host)));
+    await startListening(server, () => (isAll ? server.listen(at.port) : server.listen(at.port, at.host)));
   } catch (cause) {
     const why = errnoOf(cause) ?? '';
-    const where = isAll ? `port ${at.port}, at any address` : `${at.host}:${at.port}`;
+    const where = isAll ? `port ${at.port} on all addresses` : `${at.host}:${at.port}`;
     if (why === 'EADDRINUSE') {
       throw new StowageError(`cannot listen on ${where}: the port is in use`, {
         code: 'conflict',
         reason: 'port-in-use',
         action:
-          'Another program, perhaps another Stowage, has it. Choose another: stowage up --listen 127.0.0.1:7879, or none.',
+          'Another program, perhaps another Stowage, uses it. Choose another port: stowage up --listen 127.0.0.1:7879, or none.',
         cause,
       });
     }
     throw new StowageError(`cannot listen on ${where}: ${why}`, {
       code: 'unavailable',
       reason: 'listen-failed',
-      action: 'Choose an address of this machine: stowage up --listen 127.0.0.1:7878',
+      action: 'Choose an address of this host: stowage up --listen 127.0.0.1:7878',
       cause,
     });
   }
@@ -71,23 +71,23 @@ export async function listenTcp(server: Server, at: { readonly host: string; rea
 
 export async function listenSocket(server: Server, path: string): Promise<void> {
   if (Buffer.byteLength(path) > 107) {
-    throw new StowageError(`the socket path is too long for the system: ${path}`, {
+    throw new StowageError(`the socket path is too long: ${path}`, {
       code: 'invalid',
       reason: 'socket-path-long',
       action: 'Choose a path of at most 107 bytes: stowage up --socket PATH',
     });
   }
-  if (await isAnswered(path)) {
-    throw new StowageError(`another program listens on ${path}`, {
+  if (await acceptsConnections(path)) {
+    throw new StowageError(`another process already listens on ${path}`, {
       code: 'conflict',
       reason: 'socket-in-use',
       action:
-        'It is probably another Stowage: stop it, or give this one its own: stowage up --state DIR --socket PATH --listen none',
+        'It is probably another Stowage. Stop it, or use a separate state folder and socket: stowage up --state DIR --socket PATH --listen none',
     });
   }
-  await removeLeftover(path);
+  await removeStaleSocket(path);
   try {
-    await listening(server, () => {
+    await startListening(server, () => {
       // The mode must be right from the start: bind() creates the file according to the umask. It binds before listen() returns,
       // so nothing else in this process sees the changed umask.
       const before = process.umask(0o177);
@@ -102,7 +102,7 @@ export async function listenSocket(server: Server, path: string): Promise<void> 
     throw new StowageError(`cannot listen on ${path}: ${why}`, {
       code: 'denied',
       reason: 'listen-failed',
-      action: 'Check that its folder exists and can be written, or give another: stowage up --socket PATH',
+      action: 'Check that its folder exists and is writable, or choose another path: stowage up --socket PATH',
       cause,
     });
   }
@@ -110,18 +110,18 @@ export async function listenSocket(server: Server, path: string): Promise<void> 
 }
 
 /** Removes the socket of a process that was killed. */
-async function removeLeftover(path: string): Promise<void> {
-  const there = await lstat(path).catch(() => undefined);
-  if (there === undefined) return;
-  if (there.isSocket()) return await rm(path, { force: true });
-  throw new StowageError(`${path} is in the way: it is not a socket`, {
+async function removeStaleSocket(path: string): Promise<void> {
+  const existing = await lstat(path).catch(() => undefined);
+  if (existing === undefined) return;
+  if (existing.isSocket()) return await rm(path, { force: true });
+  throw new StowageError(`${path} exists and is not a socket`, {
     code: 'conflict',
     reason: 'socket-path-taken',
-    action: 'Move it away, or choose another path: stowage up --socket PATH',
+    action: 'Move the file away, or choose another path: stowage up --socket PATH',
   });
 }
 
-async function isAnswered(path: string): Promise<boolean> {
+async function acceptsConnections(path: string): Promise<boolean> {
   const { promise, resolve } = Promise.withResolvers<boolean>();
   const socket = connect(path);
   socket.setTimeout(2_000, () => resolve(true));

@@ -1,7 +1,7 @@
 import { readFileSync } from 'node:fs';
 import type { Socket } from 'node:net';
 
-type Ends = Pick<Socket, 'remoteAddress' | 'remotePort' | 'localPort'>;
+type ConnectionEnds = Pick<Socket, 'remoteAddress' | 'remotePort' | 'localPort'>;
 
 /** The state ESTABLISHED. In all other states the kernel may report root as the owner. */
 const established = '01';
@@ -10,17 +10,17 @@ const established = '01';
  * Whether a connection comes from a process of one of these users on this machine. The kernel reports the owners of both ends of a loopback
  * connection, so nothing that the client claims is needed.
  */
-export function isFromUsers(uids: readonly number[], socket: Ends, read = readTables): boolean {
+export function isFromUsers(uids: readonly number[], socket: ConnectionEnds, read = readTables): boolean {
   const port = portOf(socket.remotePort);
   const wanted = addressesOf(socket.remoteAddress ?? '').map((address) => `${address}:${port}`);
   const to = `:${portOf(socket.localPort)}`;
-  const isIt = (line: string): boolean => {
+  const isConnectionOfUsers = (line: string): boolean => {
     // sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid …
     const [, local = '', remote = '', state, , , , uid] = line.trim().split(/\s+/);
     return wanted.includes(local) && remote.endsWith(to) && state === established && uids.includes(Number(uid));
   };
   // Read twice: the kernel may skip a line of a long table while connections come and go.
-  return read().some(isIt) || read().some(isIt);
+  return read().some(isConnectionOfUsers) || read().some(isConnectionOfUsers);
 }
 
 function readTables(): string[] {

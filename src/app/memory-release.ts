@@ -7,7 +7,7 @@ import { lazyBindings } from '#base/linux/libc.ts';
  * Makes V8 also discard compiled code that was not used for two garbage collections: 2.6 MB after a thousand volumes. Set here and not in
  * bin/stowage, since a Node that does not know one of these flags would not start.
  */
-const flags = ['--flush-baseline-code', '--bytecode-old-age=2'];
+const v8Flags = ['--flush-baseline-code', '--bytecode-old-age=2'];
 
 /** The operations on this process that are needed here. */
 export interface Process {
@@ -17,11 +17,11 @@ export interface Process {
   releaseMemory(): void;
 }
 
-const everyMs = 10_000;
+const checkIntervalMs = 10_000;
 /** Less CPU time than this is idle: renewing the Lease, and watch events. */
-const idleMs = 500;
+const maxIdleCpuMs = 500;
 /** After this much CPU time there is enough garbage to be worth the pause. */
-const muchMs = 1_000;
+const minBusyCpuMs = 1_000;
 
 /**
  * Returns the memory of a burst of work to the system when the process is idle again. V8 collects garbage only when it needs memory, and an
@@ -30,24 +30,24 @@ const muchMs = 1_000;
  * blocks in use until `malloc_trim` returns it: a tenth of an agent's memory.
  */
 export function releaseMemoryWhenIdle(clock: Clock, own: Process = thisProcess()): Disposable {
-  for (const flag of flags) setFlagsFromString(flag);
+  for (const flag of v8Flags) setFlagsFromString(flag);
   let before = own.cpuMs();
   // The start always leaves much garbage, even a fast one.
-  let worked = muchMs;
-  let timer = clock.after(everyMs, check);
+  let cpuSinceReleaseMs = minBusyCpuMs;
+  let timer = clock.after(checkIntervalMs, check);
 
   function check(): void {
     const now = own.cpuMs();
-    const isIdle = now - before < idleMs;
-    worked += now - before;
+    const isIdle = now - before < maxIdleCpuMs;
+    cpuSinceReleaseMs += now - before;
     before = now;
-    if (isIdle && worked >= muchMs) {
+    if (isIdle && cpuSinceReleaseMs >= minBusyCpuMs) {
       own.releaseMemory();
-      worked = 0;
+      cpuSinceReleaseMs = 0;
       // Don't count the collection itself as work.
       before = own.cpuMs();
     }
-    timer = clock.after(everyMs, check);
+    timer = clock.after(checkIntervalMs, check);
   }
 
   return { [Symbol.dispose]: () => timer[Symbol.dispose]() };

@@ -56,7 +56,7 @@ test('restarts a server that was killed', async () => {
   expect(started.child.pid).not.toBe(pid);
   expect(started.child.problem).toBeUndefined();
   expect(restarts(started)).toHaveLength(1);
-  expect(restarts(started)[0]).toContain('it ended with SIGKILL');
+  expect(restarts(started)[0]).toContain('it exited with SIGKILL');
 });
 
 test('retries a server that cannot start with a growing back-off, for ever', async () => {
@@ -106,7 +106,7 @@ test.each([
     'Stop the program that uses it, or choose another port: stowage up --nfs PORT',
   ],
   ['the error in a stack trace', 'process.nothing.at.all', 'TypeError: Cannot read', ''],
-  ['the exit status', 'process.exit(7)', 'it ended with status 7', ''],
+  ['the exit status', 'process.exit(7)', 'it exited with status 7', ''],
 ])('problem contains %s', async (_what, script, why, action) => {
   const started = start(script, createFakeClock());
   await vi.waitFor(() => expect(restarts(started)).toHaveLength(1), patience);

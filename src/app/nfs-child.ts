@@ -25,11 +25,11 @@ export interface NfsChild extends AsyncDisposable {
   readonly pid: number | undefined;
 }
 
-const firstWaitMs = 250;
-const maxWaitMs = 30_000;
+const minBackoffMs = 250;
+const maxBackoffMs = 30_000;
 /** A server that ran for this long did not fail at its start, so the back-off is reset. */
-const steadyMs = 30_000;
-const endMs = 5_000;
+const minSteadyRunMs = 30_000;
+const stopTimeoutMs = 5_000;
 
 /** The last error that the server printed: probably why it ended. */
 interface PrintedError {
@@ -52,27 +52,27 @@ export function startNfsChild({ command, env, clock, log, onReady, onEnd }: NfsC
     });
     child.once('message', () => {
       problem = undefined;
-      log.info('the NFS server runs', { pid: child?.pid });
+      log.info('the NFS server is running', { pid: child?.pid });
       onReady();
     });
     const said = forwardOutput(child, log);
-    const how = await endOf(child);
+    const how = await waitForExit(child);
     child = undefined;
-    problem = ended(how, await said);
+    problem = serverEnded(how, await said);
     onEnd?.();
   }
 
   async function keepRunning(): Promise<void> {
-    let waitMs = firstWaitMs;
+    let waitMs = minBackoffMs;
     while (!stopping.signal.aborted) {
       const began = clock.elapsed();
       await runOnce();
       if (stopping.signal.aborted) return;
-      if (clock.elapsed() - began >= steadyMs) waitMs = firstWaitMs;
+      if (clock.elapsed() - began >= minSteadyRunMs) waitMs = minBackoffMs;
       const { message, action } = problem ?? notStarted();
       log.warn('restarting the NFS server', { why: message, action, afterMs: waitMs });
       await clock.sleep(waitMs, stopping.signal).catch(() => undefined);
-      waitMs = Math.min(waitMs * 2, maxWaitMs);
+      waitMs = Math.min(waitMs * 2, maxBackoffMs);
     }
   }
 
@@ -87,13 +87,13 @@ export function startNfsChild({ command, env, clock, log, onReady, onEnd }: NfsC
     [Symbol.asyncDispose]: async () => {
       stopping.abort();
       child?.kill('SIGTERM');
-      if (!(await endsWithin(running, endMs, clock))) child?.kill('SIGKILL');
+      if (!(await endsWithin(running, stopTimeoutMs, clock))) child?.kill('SIGKILL');
       await running;
     },
   };
 }
 
-async function endOf(child: ChildProcess): Promise<string> {
+async function waitForExit(child: ChildProcess): Promise<string> {
   const { promise, resolve } = Promise.withResolvers<string>();
   child.once('error', (cause) => resolve(cause.message));
   child.once('exit', (status, signal) => resolve(signal === null ? `status ${status}` : String(signal)));
@@ -130,10 +130,10 @@ function notStarted(): StowageError {
   });
 }
 
-function ended(how: string, said: PrintedError | undefined): StowageError {
-  return new StowageError(`the embedded NFS server is not running: ${said?.why ?? `it ended with ${how}`}`, {
+function serverEnded(how: string, said: PrintedError | undefined): StowageError {
+  return new StowageError(`the embedded NFS server is not running: ${said?.why ?? `it exited with ${how}`}`, {
     code: 'unavailable',
     reason: 'nfs-server-down',
-    action: said?.action || 'Stowage restarts it automatically. For details see the log of stowage up.',
+    action: said?.action || 'Stowage restarts it automatically. For details, see the log of stowage up.',
   });
 }

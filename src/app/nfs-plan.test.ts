@@ -103,99 +103,99 @@ describe.skipIf(needs('linux'))('the plan of an NFS server with', () => {
 
 describe.skipIf(needs('linux'))('an NFS server refuses', () => {
   test.each<readonly [string, readonly string[], number, string, string]>([
-    ['a missing directory', ['DIR/none'], 4, 'there is no directory DIR/none', 'nfs-directory-missing'],
+    ['a missing directory', ['DIR/none'], 4, 'directory DIR/none not found', 'nfs-directory-missing'],
     ['a file instead of a directory', ['DIR/file'], 2, 'DIR/file is not a directory', 'nfs-directory-invalid'],
     ['a path below a file', ['DIR/file/x'], 2, 'DIR/file/x is not a directory', 'nfs-directory-invalid'],
     ['to start without a directory', [], 2, "missing required argument 'dir'", 'usage'],
-    ['an invalid port', ['DIR', '--port', '65536'], 2, "'65536' is not a number that --port", 'number-invalid'],
+    ['an invalid port', ['DIR', '--port', '65536'], 2, "'65536' is not a valid number for --port", 'number-invalid'],
     ['an invalid network', ['DIR', '--allow', '10.0.0/8'], 2, '"10.0.0/8" is not a network', 'nfs-network-invalid'],
     [
       'to listen on all addresses without --allow',
       ['DIR', '--host', '0.0.0.0'],
       2,
-      'other machines can reach 0.0.0.0',
+      'other hosts can reach 0.0.0.0',
       'nfs-open-to-all',
     ],
     [
       'to listen on a host name without --allow',
       ['DIR', '--host', 'example.org'],
       2,
-      'other machines can reach example.org',
+      'other hosts can reach example.org',
       'nfs-open-to-all',
     ],
     [
       'an export path without a slash',
       ['DIR', '--path', 'export'],
       2,
-      "'export' cannot be the name",
+      "'export' is not a valid export path",
       'nfs-path-invalid',
     ],
-    ['an export path with ..', ['DIR', '--path', '/a/../b'], 2, "'/a/../b' cannot be the name", 'nfs-path-invalid'],
+    [
+      'an export path with ..',
+      ['DIR', '--path', '/a/../b'],
+      2,
+      "'/a/../b' is not a valid export path",
+      'nfs-path-invalid',
+    ],
     [
       'a state folder in the exported directory',
       ['DIR', '--state', 'DIR/state'],
       2,
-      'lies in DIR',
+      'is inside the exported directory DIR',
       'nfs-state-exported',
     ],
     [
       'a state folder there through a symbolic link',
       ['DIR', '--state', 'DIR/../link'],
       2,
-      'lies in DIR',
+      'is inside the exported directory DIR',
       'nfs-state-exported',
     ],
-    [
-      'a file as the state folder',
-      ['DIR', '--state', 'DIR/../f'],
-      3,
-      'cannot be created or written',
-      'nfs-state-unusable',
-    ],
+    ['a file as the state folder', ['DIR', '--state', 'DIR/../f'], 3, 'cannot create or write', 'nfs-state-unusable'],
     ['an unknown squash mode', ['DIR', '--squash', 'some'], 2, "argument 'some' is invalid", 'usage'],
-    ['an invalid mapping', ['DIR', '--map-uid', '5'], 2, "'5' is not a mapping that --map-uid", 'nfs-mapping-invalid'],
+    [
+      'an invalid mapping',
+      ['DIR', '--map-uid', '5'],
+      2,
+      "'5' is not a valid mapping for --map-uid",
+      'nfs-mapping-invalid',
+    ],
     [
       'an invalid group id in a mapping',
       ['DIR', '--map-gid', '1:4294967295'],
       2,
-      'that --map-gid takes',
+      'for --map-gid',
       'nfs-mapping-invalid',
     ],
     [
       'a certificate without its key',
       ['DIR', '--tls-cert', 'DIR/file'],
       2,
-      'TLS needs a certificate and its key',
+      'TLS requires a certificate and its key',
       'nfs-tls-incomplete',
     ],
     [
       'TLS without a server certificate',
       ['DIR', '--tls-ca', 'DIR/file'],
       2,
-      'TLS needs a certificate',
+      'TLS requires a certificate',
       'nfs-tls-incomplete',
     ],
     [
       '--tls-confine without --tls-ca',
       ['DIR', '--tls-confine', 'keeper'],
       2,
-      '--tls-confine needs the certificates of callers',
+      '--tls-confine requires --tls-ca',
       'nfs-tls-unknown-callers',
     ],
     [
       '--tls-optional without a certificate',
       ['DIR', '--tls-optional'],
       2,
-      'TLS needs a certificate',
+      'TLS requires a certificate',
       'nfs-tls-incomplete',
     ],
-    [
-      'a missing certificate',
-      ['DIR', '--tls-cert', 'DIR/x', '--tls-key', 'DIR/x'],
-      2,
-      'x cannot be read (ENOENT)',
-      'nfs-tls-file',
-    ],
+    ['a missing certificate', ['DIR', '--tls-cert', 'DIR/x', '--tls-key', 'DIR/x'], 2, 'x (ENOENT)', 'nfs-tls-file'],
     [
       'a file without a certificate',
       ['DIR', '--tls-cert', 'DIR/file', '--tls-key', 'DIR/file'],
@@ -251,9 +251,7 @@ describe.skipIf(needs('linux', 'openssl'))('certificates', () => {
     const good = { tlsCert: one.cert, tlsKey: one.key, tlsOptional: false };
     expect(await readTls(good)).toMatchObject({ required: true, notes: [] });
     await chmod(one.key, 0o644);
-    expect((await readTls(good))?.notes).toEqual([
-      `everyone on this machine can read ${one.key}; run: chmod 600 ${one.key}`,
-    ]);
+    expect((await readTls(good))?.notes).toEqual([`${one.key} is readable by every user; run: chmod 600 ${one.key}`]);
   });
 
   test('warns about an expired certificate before a client rejects it', async () => {
@@ -262,7 +260,7 @@ describe.skipIf(needs('linux', 'openssl'))('certificates', () => {
     const notesAt = async (days: number): Promise<readonly string[] | undefined> =>
       (await readTls({ tlsCert: cert, tlsKey: key, tlsOptional: false }, Date.now() + days * 86_400_000))?.notes;
     expect(await notesAt(1)).toEqual([]);
-    expect(await notesAt(3)).toEqual([expect.stringMatching(/ expired on .*; callers will refuse it$/)]);
+    expect(await notesAt(3)).toEqual([expect.stringMatching(/ expired on .*; clients will reject it$/)]);
     expect(await notesAt(-1)).toEqual([expect.stringMatching(/ is not valid before /)]);
   });
 

@@ -32,17 +32,17 @@ export interface NfsPlan {
   readonly tls: ServedTls | undefined;
 }
 
-const nobody = 65_534;
+const nobodyId = 65_534;
 /** All addresses of this machine, IPv4 and IPv6. */
 export const allAddresses = '::';
 
 /** `states`: the folder that contains a state folder for each exported directory. */
 export async function planNfsServer(options: NfsServeOptions, states: string): Promise<NfsPlan> {
   if (process.platform !== 'linux') throw wrongPlatform();
-  const directory = await foundDirectory(resolve(options.directory));
+  const directory = await requireDirectory(resolve(options.directory));
   const path = exportName(options.path ?? '/export');
   const isOwnOnly = options.allow.length === 0 && options.tlsCa === undefined;
-  const host = chosenHost(options);
+  const host = chooseHost(options);
   const tls = await readTls(options);
   return {
     directory,
@@ -52,14 +52,14 @@ export async function planNfsServer(options: NfsServeOptions, states: string): P
     tls,
     networks: options.allow,
     port: options.port ?? 2049,
-    state: await preparedState(resolve(options.state ?? stateFor(states, directory)), directory),
+    state: await prepareStateFolder(resolve(options.state ?? stateFor(states, directory)), directory),
     // Root on this machine is not restricted anyway, and no other user can connect.
     squash: options.squash ?? (isOwnOnly ? 'none' : 'root'),
-    anonymous: { uid: options.anonUid ?? nobody, gid: options.anonGid ?? nobody },
+    anonymous: { uid: options.anonUid ?? nobodyId, gid: options.anonGid ?? nobodyId },
   };
 }
 
-async function foundDirectory(wanted: string): Promise<string> {
+async function requireDirectory(wanted: string): Promise<string> {
   try {
     const path = await realpath(wanted);
     if (!(await stat(path)).isDirectory()) throw new Error('not a directory');
@@ -84,19 +84,19 @@ const isLoopback = (address: string): boolean =>
   (isIP(address.replace(/\/.*$/, '')) === 4 && /^127\./.test(address));
 
 /** Listens on loopback only, unless the options say who may connect from other machines. */
-function chosenHost({ host, allow, tlsCa }: NfsServeOptions): string {
+function chooseHost({ host, allow, tlsCa }: NfsServeOptions): string {
   try {
     createMayConnect(allow);
   } catch (cause) {
     throw wrongNetwork(cause);
   }
-  if (host === undefined) return reachableBy(allow);
+  if (host === undefined) return hostFor(allow);
   if (!isLoopback(host) && allow.length === 0 && tlsCa === undefined) throw openToAll(host);
   return host;
 }
 
 /** The narrowest address for these networks. No single loopback address serves both IPv4 and IPv6. */
-function reachableBy(allow: readonly string[]): string {
+function hostFor(allow: readonly string[]): string {
   if (!allow.every(isLoopback)) return allAddresses;
   if (!allow.some(isLoopback6)) return '127.0.0.1';
   return allow.every(isLoopback6) ? '::1' : allAddresses;
@@ -107,11 +107,11 @@ function stateFor(states: string, directory: string): string {
   return join(states, createHash('sha256').update(directory).digest('hex').slice(0, 16));
 }
 
-const liesIn = (state: string, directory: string): boolean => state === directory || isWithin(state, directory);
+const isInside = (state: string, directory: string): boolean => state === directory || isWithin(state, directory);
 
-async function preparedState(wanted: string, directory: string): Promise<string> {
+async function prepareStateFolder(wanted: string, directory: string): Promise<string> {
   // Before creating the folder inside the directory, and again with symbolic links resolved.
-  if (liesIn(wanted, directory)) throw stateExported(wanted, directory);
+  if (isInside(wanted, directory)) throw stateExported(wanted, directory);
   try {
     await makeFolders(wanted, 0o700);
     await access(wanted, constants.W_OK | constants.X_OK);
@@ -119,6 +119,6 @@ async function preparedState(wanted: string, directory: string): Promise<string>
     throw stateUnusable(wanted, cause);
   }
   const state = await realpath(wanted);
-  if (liesIn(state, directory)) throw stateExported(state, directory);
+  if (isInside(state, directory)) throw stateExported(state, directory);
   return state;
 }

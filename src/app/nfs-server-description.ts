@@ -19,7 +19,7 @@ export async function describeServed(
     port,
     path,
     portmapper: portmapPort ?? null,
-    uri: nfsUri(reachable(host), path, port) + requiredOptions(plan, options),
+    uri: nfsUri(reachableHost(host), path, port) + requiredOptions(plan, options),
     name: storeNameFor(directory),
     about: {
       who: describeClients(plan, options),
@@ -46,7 +46,7 @@ function requiredOptions({ tls }: NfsPlan, { privilegedPorts }: NfsServeOptions)
 }
 
 /** The name by which other machines know this one, if it listens on all addresses. */
-const reachable = (host: string): string => (['::', '0.0.0.0'].includes(host) ? hostname() : host);
+const reachableHost = (host: string): string => (['::', '0.0.0.0'].includes(host) ? hostname() : host);
 
 function storeNameFor(directory: string): string {
   const name = basename(directory);
@@ -57,10 +57,10 @@ function describeClients({ isOwnOnly, networks, tls }: NfsPlan, { privilegedPort
   if (isOwnOnly) {
     const who =
       process.geteuid?.() === 0 ? "root's processes, and Stowage's data path," : "your own processes, and root's,";
-    return `${who} on this machine; for others add: --allow 192.168.1.0/24`;
+    return `${who} on this host; to admit others, add: --allow 192.168.1.0/24`;
   }
   return [
-    networks.length === 0 ? 'everyone who can reach it' : networks.join(', '),
+    networks.length === 0 ? 'every host that can reach it' : networks.join(', '),
     ...(tls?.options.requestCert === true ? ['with a certificate'] : []),
     ...(privilegedPorts ? ['from a port below 1024'] : []),
   ].join(', ');
@@ -69,17 +69,15 @@ function describeClients({ isOwnOnly, networks, tls }: NfsPlan, { privilegedPort
 function tlsLine({ required, options }: ServedTls): string {
   if (!required) return 'offered, not required';
   const files = options.requestCert === true ? 'ca.pem, client.pem and client.key' : 'ca.pem';
-  return `required; if a client's system does not trust the certificate, its store names a folder with ${files}: tls=/FOLDER`;
+  return `required; if a client's system does not trust the certificate, set tls=/FOLDER in its store, to a folder with ${files}`;
 }
 
 function describeIdentity({ squash, anonymous }: NfsPlan): string {
   const uid = process.geteuid?.() ?? 0;
-  if (uid !== 0) return `every request runs as user ${uid}, who runs the server`;
+  if (uid !== 0) return `every request runs as the user of the server, ${uid}`;
   const to = `${anonymous.uid}:${anonymous.gid}`;
-  if (squash === 'none') return 'the user that the caller claims to be, root included';
-  return squash === 'all'
-    ? `every user becomes ${to}`
-    : `the user that the caller claims to be, but root becomes ${to}`;
+  if (squash === 'none') return 'the user that the client sends, including root';
+  return squash === 'all' ? `every user is mapped to ${to}` : `the user that the client sends; root is mapped to ${to}`;
 }
 
 /** Warns if root of a Stowage that uses this server could not create volumes. */
@@ -92,6 +90,6 @@ async function squashNote(plan: NfsPlan, { readOnly }: NfsServeOptions): Promise
   if (((mode >> shift) & needed) === needed) return [];
   const who = squash === 'all' ? 'every user' : 'root of its clients';
   return [
-    `${who} becomes ${anonymous.uid}:${anonymous.gid}, who may not write to ${directory}: a store on it cannot create volumes. Run: chown ${anonymous.uid}:${anonymous.gid} ${directory}; or, if you trust its clients, add: --squash none`,
+    `${who} is mapped to ${anonymous.uid}:${anonymous.gid}, which cannot write to ${directory}: a store on it cannot create volumes. Run: chown ${anonymous.uid}:${anonymous.gid} ${directory}; or, if you trust the clients, add: --squash none`,
   ];
 }

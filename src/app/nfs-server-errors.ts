@@ -7,39 +7,39 @@ export function noDirectory(path: string, cause: unknown): StowageError {
     return new StowageError(`the user that runs the server cannot read ${path}`, {
       code: 'denied',
       reason: 'nfs-directory-denied',
-      action: 'Correct its owner or mode, or run the server as a user that may read it.',
+      action: 'Correct its owner or mode, or run the server as a user with read permission.',
       cause,
     });
   }
   if (code === 'ENOENT') {
-    return new StowageError(`there is no directory ${path}`, {
+    return new StowageError(`directory ${path} not found`, {
       code: 'not-found',
       reason: 'nfs-directory-missing',
-      action: 'Name a directory that exists: stowage nfs serve DIR',
+      action: 'Specify an existing directory: stowage nfs serve DIR',
       cause,
     });
   }
   return new StowageError(`${path} is not a directory`, {
     code: 'invalid',
     reason: 'nfs-directory-invalid',
-    action: 'Name a directory that exists: stowage nfs serve DIR',
+    action: 'Specify an existing directory: stowage nfs serve DIR',
     cause,
   });
 }
 
 export function wrongPlatform(): StowageError {
-  return new StowageError(`this is ${process.platform}, and the NFS server needs Linux`, {
+  return new StowageError(`the NFS server requires Linux, not ${process.platform}`, {
     code: 'unsupported',
     reason: 'nfs-platform',
-    action: 'Run it on a Linux machine; from here, use it as a store: stowage store add NAME nfs://HOST/export',
+    action: 'Run the server on a Linux host, and add it here as a store: stowage store add NAME nfs://HOST/export',
   });
 }
 
 export function wrongPath(path: string): StowageError {
-  return new StowageError(`'${path}' cannot be the name of the export`, {
+  return new StowageError(`'${path}' is not a valid export path`, {
     code: 'invalid',
     reason: 'nfs-path-invalid',
-    action: 'Write it as a path of at most 1024 bytes, without . and .. in it: --path /export',
+    action: 'Use an absolute path of at most 1024 bytes without . and .. components: --path /export',
   });
 }
 
@@ -47,35 +47,38 @@ export function wrongNetwork(cause: unknown): StowageError {
   return new StowageError(cause instanceof Error ? cause.message : String(cause), {
     code: 'invalid',
     reason: 'nfs-network-invalid',
-    action: 'Correct --allow; it can be repeated. To allow every address: --allow 0.0.0.0/0 --allow ::/0',
+    action: 'Correct --allow. To allow every address: --allow 0.0.0.0/0 --allow ::/0',
     cause,
   });
 }
 
 export function openToAll(host: string): StowageError {
-  return new StowageError(`other machines can reach ${host}, and no option says which of them may connect`, {
+  return new StowageError(`other hosts can reach ${host}, but no option restricts who may connect`, {
     code: 'invalid',
     reason: 'nfs-open-to-all',
     action:
-      'NFS callers name their users themselves, so allow only networks that you trust: --allow 192.168.1.0/24, or require certificates: --tls-ca',
+      'NFS clients are trusted to name their users, so allow only trusted networks: --allow 192.168.1.0/24, or require certificates: --tls-ca',
   });
 }
 
 export function stateUnusable(path: string, cause: unknown): StowageError {
-  return new StowageError(`the state folder ${path} cannot be created or written`, {
+  return new StowageError(`cannot create or write the state folder ${path}`, {
     code: 'denied',
     reason: 'nfs-state-unusable',
-    action: 'Give another: stowage nfs serve DIR --state FOLDER, or correct its owner.',
+    action: 'Choose another folder: stowage nfs serve DIR --state FOLDER, or correct its owner.',
     cause,
   });
 }
 
 export function stateExported(state: string, directory: string): StowageError {
-  return new StowageError(`the state folder ${state} lies in ${directory}: clients could read its secrets`, {
-    code: 'invalid',
-    reason: 'nfs-state-exported',
-    action: 'Keep the state elsewhere: --state FOLDER; or export a smaller directory.',
-  });
+  return new StowageError(
+    `the state folder ${state} is inside the exported directory ${directory}: clients could read its secrets`,
+    {
+      code: 'invalid',
+      reason: 'nfs-state-exported',
+      action: 'Choose a state folder outside the export: --state FOLDER; or export a subdirectory.',
+    },
+  );
 }
 
 interface Listening {
@@ -93,7 +96,7 @@ export function cannotStart(cause: unknown, at: Listening): StowageError {
   return new StowageError(`the NFS server cannot start: ${why}`, {
     code: 'invalid',
     reason: 'nfs-server-failed',
-    action: 'Correct the cause. If it is the state folder, choose another one: --state FOLDER',
+    action: 'Correct the cause. If the state folder is the cause, choose another folder: --state FOLDER',
     cause,
   });
 }
@@ -108,7 +111,7 @@ function cannotListen(cause: Error, { host, port, portmapper }: Listening): Stow
       code: 'conflict',
       reason: 'nfs-port-in-use',
       action: isPortmapper
-        ? 'rpcbind probably uses it. Leave out --portmapper, and give clients port and mountport.'
+        ? 'rpcbind probably uses the port. Omit --portmapper, and set port and mountport on the clients.'
         : 'Another NFS server may use it. Stop that server, or choose another port: --port 20490, or 0 for any free port.',
       cause,
     });
@@ -118,15 +121,15 @@ function cannotListen(cause: Error, { host, port, portmapper }: Listening): Stow
       code: 'denied',
       reason: 'nfs-port-denied',
       action: isPortmapper
-        ? 'Run it as root, or leave --portmapper out and give clients port and mountport.'
-        : 'Run it as root, or choose a higher one: --port 2049',
+        ? 'Run the server as root, or omit --portmapper and set port and mountport on the clients.'
+        : 'Run the server as root, or choose a higher port: --port 2049',
       cause,
     });
   }
   return new StowageError(`cannot listen on ${where}: ${code}`, {
     code: 'invalid',
     reason: 'nfs-listen-failed',
-    action: 'Choose an address of this machine: --host 127.0.0.1; see them with: ip address',
+    action: 'Choose an address of this host: --host 127.0.0.1; list the addresses with: ip address',
     cause,
   });
 }

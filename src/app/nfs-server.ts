@@ -21,23 +21,23 @@ export async function runNfsServer(
   interrupted: AbortSignal,
   ready: (served: NfsServed) => void,
 ): Promise<number> {
-  const { promise: told, resolve: tell } = Promise.withResolvers<void>();
-  using _ = onAbort(interrupted, tell);
-  process.once('SIGTERM', () => tell());
-  process.once('disconnect', () => tell());
+  const { promise: stopRequested, resolve: requestStop } = Promise.withResolvers<void>();
+  using _ = onAbort(interrupted, requestStop);
+  process.once('SIGTERM', () => requestStop());
+  process.once('disconnect', () => requestStop());
   // The parent disconnected while this was loading. Undefined: there is no channel.
-  if (process.connected === false) tell();
+  if (process.connected === false) requestStop();
   const plan = await planNfsServer(options, states);
-  const server = await started(plan, options, keepers);
+  const server = await startServer(plan, options, keepers);
   ready(await describeServed(plan, options, server));
   // With a callback, since otherwise a failed send to a parent that is gone would end this process.
   process.send?.({ ready: true }, undefined, {}, () => undefined);
-  await told;
+  await stopRequested;
   await server.close();
   return 0;
 }
 
-async function started(plan: NfsPlan, options: NfsServeOptions, keepers: string): Promise<NfsServer> {
+async function startServer(plan: NfsPlan, options: NfsServeOptions, keepers: string): Promise<NfsServer> {
   const log = createLog('warn', process.stderr);
   // This machine's data path has a user of its own, and makes requests for all users of root's mounts.
   const uids = (): readonly number[] => [process.geteuid?.() ?? 0, 0, knownKeeperUser(keepers) ?? 0];
@@ -68,7 +68,8 @@ async function started(plan: NfsPlan, options: NfsServeOptions, keepers: string)
     return await createNfsServer({ ...about, host: plan.host });
   } catch (cause) {
     const hasNoIpv6 = isErrno(cause, 'EAFNOSUPPORT');
-    if (hasNoIpv6 && plan.host === allAddresses) return await started({ ...plan, host: '0.0.0.0' }, options, keepers);
+    if (hasNoIpv6 && plan.host === allAddresses)
+      return await startServer({ ...plan, host: '0.0.0.0' }, options, keepers);
     throw cannotStart(cause, { host: plan.host, port, portmapper });
   }
 }

@@ -54,10 +54,10 @@ async function readPem(file: string | undefined): Promise<Buffer | undefined> {
   } catch (cause) {
     const why = errnoOf(cause) ?? 'unknown';
     const isDenied = why === 'EACCES';
-    throw new StowageError(`${file} cannot be read (${why})`, {
+    throw new StowageError(`cannot read ${file} (${why})`, {
       code: isDenied ? 'denied' : 'invalid',
       reason: 'nfs-tls-file',
-      action: 'Give a file in PEM format that the user who runs the server may read.',
+      action: 'Specify a PEM file that the user of the server can read.',
       cause,
     });
   }
@@ -84,45 +84,48 @@ function isKeyOf(certificate: X509Certificate, file: string, key: Buffer | undef
 
 function datesOf(certificate: X509Certificate, file: string, now: number): string[] {
   const [from, to] = [certificate.validFromDate, certificate.validToDate];
-  if (to.getTime() < now) return [`the certificate in ${file} expired on ${to.toISOString()}; callers will refuse it`];
+  if (to.getTime() < now) return [`the certificate in ${file} expired on ${to.toISOString()}; clients will reject it`];
   if (from.getTime() > now) return [`the certificate in ${file} is not valid before ${from.toISOString()}`];
   return [];
 }
 
 async function readabilityNotes(file: string): Promise<string[]> {
   const { mode } = await stat(file);
-  return (mode & 0o004) === 0 ? [] : [`everyone on this machine can read ${file}; run: chmod 600 ${file}`];
+  return (mode & 0o004) === 0 ? [] : [`${file} is readable by every user; run: chmod 600 ${file}`];
 }
 
 function unknownCallers(): StowageError {
-  return new StowageError('--tls-confine needs the certificates of callers, who send them only with --tls-ca', {
+  return new StowageError('--tls-confine requires --tls-ca: only then clients send certificates', {
     code: 'invalid',
     reason: 'nfs-tls-unknown-callers',
-    action: 'Also pass --tls-ca FILE, the authority that signed their certificates.',
+    action: 'Also pass --tls-ca FILE, the CA that signed the client certificates.',
   });
 }
 
 function incomplete(): StowageError {
-  return new StowageError('TLS needs a certificate and its key', {
+  return new StowageError('TLS requires a certificate and its key', {
     code: 'invalid',
     reason: 'nfs-tls-incomplete',
-    action: 'Give both: --tls-cert FILE --tls-key FILE',
+    action: 'Pass both --tls-cert FILE and --tls-key FILE',
   });
 }
 
 function contradictory(): StowageError {
-  return new StowageError('--tls-optional contradicts --tls-ca: a caller without TLS has no certificate', {
-    code: 'invalid',
-    reason: 'nfs-tls-contradictory',
-    action: 'Leave one of the two out.',
-  });
+  return new StowageError(
+    '--tls-optional and --tls-ca are mutually exclusive: a client without TLS has no certificate',
+    {
+      code: 'invalid',
+      reason: 'nfs-tls-contradictory',
+      action: 'Omit one of them.',
+    },
+  );
 }
 
 function mismatch(cert: string, key: string): StowageError {
   return new StowageError(`the key in ${key} does not belong to the certificate in ${cert}`, {
     code: 'invalid',
     reason: 'nfs-tls-mismatch',
-    action: "Give a certificate and a key that belong together; the server's own certificate comes first in its file.",
+    action: "Specify a matching certificate and key; the first certificate in the file must be the server's own.",
   });
 }
 
@@ -131,7 +134,7 @@ function wrongPem(file: string, cause: unknown): StowageError {
   return new StowageError(`${file} cannot be used for TLS: ${why}`, {
     code: 'invalid',
     reason: 'nfs-tls-invalid',
-    action: 'Give a certificate or key in PEM format; the key without a passphrase.',
+    action: 'Specify a certificate or key in PEM format; the key must not have a passphrase.',
     cause,
   });
 }

@@ -10,7 +10,7 @@ import { prepareState, type StateFolder } from './state-folder.ts';
 
 /** The setting with the name of the node that the database belongs to. */
 const nodeSetting = 'instance.node';
-const mostNamed = 3;
+const maxNamedMounts = 3;
 
 /**
  * An agent's database belongs to one node, whose name is unique in the cluster. If it belongs to another node, it is a copy: a machine
@@ -22,10 +22,14 @@ export async function resetDatabaseOfOtherNode(folders: Folders, name: string, l
   const state = await prepareState(folders.state, folders.socket);
   const before = await nodeBefore(state, node);
   if (before === undefined) return;
-  const aside = `${state.database}.${before}`;
-  await rename(state.database, aside);
+  const backupPath = `${state.database}.${before}`;
+  await rename(state.database, backupPath);
   for (const ending of ['-wal', '-shm', '-journal']) await rm(`${state.database}${ending}`, { force: true });
-  log.warn('the database belongs to another node: this machine starts with an empty one', { node, before, aside });
+  log.warn('the database belongs to another node: starting with an empty database', {
+    node,
+    before,
+    aside: backupPath,
+  });
 }
 
 /** Undefined: it is the same node, which is now recorded. */
@@ -35,7 +39,7 @@ async function nodeBefore(state: StateFolder, node: string): Promise<string | un
     const before = records.settings.get(nodeSetting);
     if (before === undefined) records.settings.set(nodeSetting, node);
     if (before === undefined || before === node) return undefined;
-    const left = leftMounted(state, records, await readMountTable());
+    const left = remainingMounts(state, records, await readMountTable());
     if (left.length > 0) throw stillMounted(before, node, left);
     return before;
   } finally {
@@ -44,7 +48,11 @@ async function nodeBefore(state: StateFolder, node: string): Promise<string | un
 }
 
 /** A cloned machine has just booted and has no mounts. A renamed one may still serve pods. */
-function leftMounted({ mounts }: StateFolder, { settings, mounts: recorded }: Records, table: MountTable): string[] {
+function remainingMounts(
+  { mounts }: StateFolder,
+  { settings, mounts: recorded }: Records,
+  table: MountTable,
+): string[] {
   const targets = new Set(recorded.list().map(({ target }) => target));
   const mark = `stowage:${settings.get('instance')}:`;
   const isOurs = ({ at, source }: MountTable['entries'][number]): boolean =>
@@ -53,10 +61,10 @@ function leftMounted({ mounts }: StateFolder, { settings, mounts: recorded }: Re
 }
 
 function stillMounted(before: string, node: string, left: readonly string[]): StowageError {
-  const some = left.slice(0, mostNamed).join(', ') + (left.length > mostNamed ? ', …' : '');
+  const some = left.slice(0, maxNamedMounts).join(', ') + (left.length > maxNamedMounts ? ', …' : '');
   return new StowageError(`this machine was node ${before}, and volumes are still mounted for that node: ${some}`, {
     code: 'conflict',
     reason: 'node-name-changed',
-    action: `Rename the node back to ${before}, or restart the machine: Stowage then starts as ${node}, with an empty database.`,
+    action: `Rename the node back to ${before}, or reboot the machine: Stowage then starts as ${node} with an empty database.`,
   });
 }

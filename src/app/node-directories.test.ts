@@ -28,7 +28,7 @@ describe('local stores of an agent', () => {
         code: 'invalid',
         reason: 'store-not-on-node',
         message: `the store's directory ${root} is not on the node, but in the container of its agent`,
-        action: expect.stringContaining(`add ${root} to the value agent.hostPaths of the chart`),
+        action: expect.stringContaining(`add ${root} to the chart value agent.hostPaths`),
       });
   });
 });

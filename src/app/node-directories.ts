@@ -3,7 +3,7 @@ import { StowageError } from '#core/errors.ts';
 import type { CheckStore } from './store-overlaps.ts';
 
 /** Part of the path of every volume that a kubelet creates for a pod, such as an emptyDir. */
-const ofPod = '/volumes/kubernetes.io~';
+const podVolumesPath = '/volumes/kubernetes.io~';
 
 /**
  * For an agent in a pod: accepts only directories that are mounted from the node. Everything else, the container's own root and the volumes
@@ -13,12 +13,17 @@ const ofPod = '/volumes/kubernetes.io~';
 export function refuseContainerDirectory(readTable: () => Promise<MountTable> = readMountTable): CheckStore {
   return async ({ root }) => {
     const table = await readTable();
-    const through = table.mountContaining(root);
-    if (through !== undefined && through !== table.mountContaining('/') && !through.root.includes(ofPod)) return;
+    const mountPoint = table.mountContaining(root);
+    if (
+      mountPoint !== undefined &&
+      mountPoint !== table.mountContaining('/') &&
+      !mountPoint.root.includes(podVolumesPath)
+    )
+      return;
     throw new StowageError(`the store's directory ${root} is not on the node, but in the container of its agent`, {
       code: 'invalid',
       reason: 'store-not-on-node',
-      action: `Mount that folder of the nodes into the agents: add ${root} to the value agent.hostPaths of the chart, or define the store in its value stores. Folders below /var/lib/stowage need neither.`,
+      action: `Mount the nodes' folder into the agents: add ${root} to the chart value agent.hostPaths, or define the store in the chart value stores. Folders below /var/lib/stowage are already mounted.`,
     });
   };
 }

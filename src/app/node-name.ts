@@ -4,15 +4,16 @@ import type { NodeName } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 
 /** Valid for Kubernetes nodes and host names. Other users of the same store can see it. */
-const grammar = /^[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?$/;
+const nodeNamePattern = /^[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?$/;
 
 /** The configured name, otherwise the host name. */
-export function nodeNameFrom(told: string | undefined): NodeName {
-  if (told === undefined) return hostname() as NodeName;
-  if (grammar.test(told)) return told as NodeName;
-  throw new StowageError(`${quoted(told)} cannot be the name of a machine`, {
+export function nodeNameFrom(configuredName: string | undefined): NodeName {
+  if (configuredName === undefined) return hostname() as NodeName;
+  if (nodeNamePattern.test(configuredName)) return configuredName as NodeName;
+  throw new StowageError(`${quoted(configuredName)} is not a valid node name`, {
     code: 'invalid',
     reason: 'node-name-invalid',
-    action: 'Give --node-name 1 to 253 characters from A-Z a-z 0-9 _ . - that begin and end with a letter or digit.',
+    action:
+      'Use 1 to 253 of the characters A-Z a-z 0-9 _ . - for --node-name, with a letter or digit at the start and end.',
   });
 }

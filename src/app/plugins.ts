@@ -24,7 +24,7 @@ export interface PluginSettings {
 }
 
 /** Where Docker looks for plugins. */
-const usualFolder = '/run/docker/plugins';
+const defaultFolder = '/run/docker/plugins';
 
 const none = (why: string): Plugins => ({ sockets: [], why, close: async () => undefined });
 
@@ -35,11 +35,11 @@ export async function startPlugins(settings: PluginSettings, parts: Omit<PluginO
   if (useDefault !== true) return none(useDefault === false ? 'not configured' : useDefault);
   if (!settings.engines && !existsSync('/run/docker')) return none('no container engine was found');
   try {
-    return await serve(usualFolder, parts);
+    return await serve(defaultFolder, parts);
   } catch (thrown) {
     // The plugins were not configured, so this must not prevent the start.
     const { message, action } = stowageError(thrown);
-    parts.log.warn('container engines are not served', { why: message, action });
+    parts.log.warn('not serving the volume plugins of container engines', { why: message, action });
     return none(message);
   }
 }
@@ -70,18 +70,18 @@ async function serve(folder: string, parts: Omit<PluginOptions, 'plugin'>): Prom
 function unusable(folder: string, cause: unknown): StowageError {
   const { code, reason, message } = stowageError(cause);
   if (reason === 'socket-in-use') {
-    return new StowageError(`another Stowage serves container engines: ${message}`, {
+    return new StowageError(`another Stowage already serves the container engines: ${message}`, {
       code: 'conflict',
       reason: 'plugin-socket-in-use',
       action:
-        'An engine can have only one Stowage: stop the other one, or start this one with --plugins none, or with a folder of its own.',
+        'An engine can use only one Stowage: stop the other one, or start this one with --plugins none or --plugins DIR.',
       cause,
     });
   }
-  return relayed(`${folder} cannot be used for plugins: ${message}`, {
+  return relayed(`cannot serve plugins in ${folder}: ${message}`, {
     code: code === 'internal' ? 'denied' : code,
     reason: 'plugin-folder-unusable',
-    action: 'Correct the folder, or give another: --plugins DIR, or none.',
+    action: 'Correct the folder, or choose another: --plugins DIR, or none.',
     cause,
   });
 }

@@ -11,13 +11,13 @@ import { bootId } from './state-folder.ts';
 export async function ownKernelProcess(): Promise<KernelProcess | undefined> {
   const { pid } = process;
   const boot = await bootId();
-  const linked = (path: string): Promise<string | undefined> => readlink(path).catch(() => undefined);
-  const namespace = await linked('/proc/self/ns/pid');
+  const readLink = (path: string): Promise<string | undefined> => readlink(path).catch(() => undefined);
+  const namespace = await readLink('/proc/self/ns/pid');
   // Time namespaces shift start times. Older kernels lack them.
-  const time = (await linked('/proc/self/ns/time')) ?? '';
+  const time = (await readLink('/proc/self/ns/time')) ?? '';
   const startTime = await startTimeOf(pid);
   // A /proc of another pid namespace shows other pids.
-  const isOwnProc = (await linked('/proc/self')) === String(pid);
+  const isOwnProc = (await readLink('/proc/self')) === String(pid);
   if (boot === undefined || namespace === undefined || startTime === undefined || !isOwnProc) return undefined;
   return { scope: `${boot} ${namespace} ${time}`.trim(), pid, startTime };
 }
@@ -50,15 +50,15 @@ export interface DeathProofs {
 }
 
 /** True only if the process is certainly dead. An expired Lease or a deleted pod proves nothing. */
-export async function isProvenDead(it: ControllerProcess, proofs: DeathProofs): Promise<boolean> {
+export async function isProvenDead(candidate: ControllerProcess, proofs: DeathProofs): Promise<boolean> {
   const { own } = proofs;
-  if (it.mark === own.mark) return false;
-  if (it.kernel !== undefined && own.kernel !== undefined) {
-    if (it.kernel.scope === own.kernel.scope) return await proofs.isGone(it.kernel);
+  if (candidate.mark === own.mark) return false;
+  if (candidate.kernel !== undefined && own.kernel !== undefined) {
+    if (candidate.kernel.scope === own.kernel.scope) return await proofs.isGone(candidate.kernel);
     // A kubelet restarts a container only after it has ended. A second process in our own container has our scope.
-    if (it.pod !== undefined && it.pod.uid === own.pod?.uid) return true;
+    if (candidate.pod !== undefined && candidate.pod.uid === own.pod?.uid) return true;
   }
-  return it.pod !== undefined && (await proofs.hasEnded?.(it.pod)) === true;
+  return candidate.pod !== undefined && (await proofs.hasEnded?.(candidate.pod)) === true;
 }
 
 /** Whether the kubelet reported that all containers of the pod have ended and none gets restarted. */

@@ -32,7 +32,7 @@ async function startMessage(running: Running, program: string, seconds: number):
   const { nfs } = running;
   if (nfs !== undefined) lines.push(`  nfs      ${nfs.storeName}  ${nfs.uri}  (files in ${nfs.exported})`);
   for (const { config, problem } of stores.list())
-    if (problem) lines.push(`  trouble  store ${config.name}: ${problem.message}. ${problem.action}`);
+    if (problem) lines.push(`  warning  store ${config.name}: ${problem.message}. ${problem.action}`);
   if (mounter.unable !== undefined)
     lines.push(`  note     volumes cannot be mounted: ${mounter.unable.why}. ${mounter.unable.action}`);
   if (view === undefined)
@@ -50,7 +50,7 @@ function tryNext(program: string, socket: string, commands: readonly string[]): 
 async function engineLines({ plugins, engines }: Running): Promise<readonly string[]> {
   const followed = engines.map(async ({ kind, socket }) => {
     const isThere = await isListening(socket);
-    return `  engine   ${kind} at ${socket}${isThere ? '' : ' (it does not answer; its containers are seen as soon as it does)'}`;
+    return `  engine   ${kind} at ${socket}${isThere ? '' : ' (not responding; Stowage finds its containers when it responds)'}`;
   });
   const served = plugins.why === undefined ? plugins.sockets.join(', ') : `none (${plugins.why})`;
   return [`  plugins  ${served}`, ...(await Promise.all(followed))];
@@ -66,19 +66,19 @@ const pathIn = (given: string | undefined): string | undefined =>
 
 /** A server with a state folder of its own is a second server: the machine's engines belong to the first. */
 function engineDiscovery(options: UpOptions): true | string {
-  if (process.getuid?.() !== 0) return 'only root can serve container engines';
-  if (process.platform !== 'linux') return 'only Linux can serve container engines';
-  return options.state === undefined ? true : 'with a state folder of its own only by --plugins';
+  if (process.getuid?.() !== 0) return 'serving container engines requires root';
+  if (process.platform !== 'linux') return 'serving container engines requires Linux';
+  return options.state === undefined ? true : 'disabled by --state; pass --plugins DIR to enable';
 }
 
 function keeperPlaceFrom(text: string | undefined): KeeperPlace | undefined {
   if (text === undefined || text === '') return undefined;
   const found = keeperPlaces.find((one) => one === text);
   if (found !== undefined) return found;
-  throw new StowageError(`'${text}' is not a place for data paths`, {
+  throw new StowageError(`'${text}' is not a valid location for data paths`, {
     code: 'invalid',
     reason: 'keeper-place-unknown',
-    action: `Set STOWAGE_KEEPERS to one of: ${keeperPlaces.join(', ')}; or to nothing.`,
+    action: `Set STOWAGE_KEEPERS to one of: ${keeperPlaces.join(', ')}; or unset it.`,
   });
 }
 
@@ -91,7 +91,7 @@ interface ReloadQueue {
 }
 
 function createReloadQueue(log: Log): ReloadQueue {
-  let asked = false;
+  let isRequested = false;
   let target: Running | undefined;
   let work: Promise<void> = Promise.resolve();
   const reload = async (): Promise<void> => {
@@ -100,17 +100,17 @@ function createReloadQueue(log: Log): ReloadQueue {
       if (target !== undefined) log.info('configuration reloaded');
     } catch (thrown) {
       const { message, action } = stowageError(thrown);
-      log.error('could not reload: keeping the previous configuration', { why: message, action });
+      log.error('failed to reload: keeping the previous configuration', { why: message, action });
     }
   };
   return {
     ask: () => {
-      asked = target === undefined;
+      isRequested = target === undefined;
       work = work.then(reload);
     },
     begin: (running) => {
       target = running;
-      if (asked) work = work.then(reload);
+      if (isRequested) work = work.then(reload);
     },
     end: async () => {
       target = undefined;
@@ -139,10 +139,10 @@ export async function runServer(
   const log = createLog(levelFrom(options.logLevel), process.stderr);
   using _memory = releaseMemoryWhenIdle(systemClock());
   const stopping = new AbortController();
-  const { promise: told, resolve: tell } = Promise.withResolvers<void>();
-  using _interrupt = onAbort(interrupted, tell);
+  const { promise: stopRequested, resolve: requestStop } = Promise.withResolvers<void>();
+  using _interrupt = onAbort(interrupted, requestStop);
   // Not `once`: an engine may send SIGTERM again while it waits for the container.
-  process.on('SIGTERM', () => tell());
+  process.on('SIGTERM', () => requestStop());
   // Registered before the start, since without a handler SIGHUP ends the process.
   const reloading = createReloadQueue(log);
   process.on('SIGHUP', reloading.ask);
@@ -164,17 +164,17 @@ export async function runServer(
     ...(options.nfs === true ? { nfs: { program: thisProgram(), port: options.nfsPort } } : {}),
   });
   reloading.begin(running);
-  const along = extension?.started(running);
+  const extensionServices = extension?.started(running);
   process.stdout.write(await startMessage(running, program, (performance.now() - began) / 1000));
-  await told;
-  await along?.[Symbol.asyncDispose]();
+  await stopRequested;
+  await extensionServices?.[Symbol.asyncDispose]();
   await reloading.end();
   process.stderr.write('stowage stopping\n');
-  const left = await running.stop();
+  const leftMounts = await running.stop();
   stopping.abort();
-  for (const mount of left) process.stderr.write(`still in use and left mounted: ${mount}\n`);
+  for (const mount of leftMounts) process.stderr.write(`still in use, left mounted: ${mount}\n`);
   process.stderr.write(
-    left.length === 0 ? 'stowage stopped\n' : `stowage stopped; ${left.length} still mounted and working\n`,
+    leftMounts.length === 0 ? 'stowage stopped\n' : `stowage stopped; ${leftMounts.length} still mounted and working\n`,
   );
   return 0;
 }

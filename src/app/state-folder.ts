@@ -44,10 +44,10 @@ export async function prepareState(wanted: string, socket: string): Promise<Stat
       nfs: { exported: join(path, 'stores', 'nfs'), state: join(path, 'nfs-server', 'network') },
     };
   } catch (cause) {
-    throw new StowageError(`the state folder ${wanted} cannot be created or written`, {
+    throw new StowageError(`cannot create or write the state folder ${wanted}`, {
       code: 'denied',
       reason: 'state-folder-unusable',
-      action: 'Give another: stowage up --state DIR, or correct its owner.',
+      action: 'Choose another folder: stowage up --state DIR, or correct its owner.',
       cause,
     });
   }

@@ -34,18 +34,18 @@ export async function storeConfigs(file: FileConfig | undefined, about: StoreSou
     try {
       configs.set(name, parseStoreConfig(name, uri, 'api', kinds));
     } catch (thrown) {
-      log.warn('a store added by hand is no longer valid', { store: name, why: stowageError(thrown).message });
+      log.warn('a store added with store add is no longer valid', { store: name, why: stowageError(thrown).message });
     }
   }
   for (const config of [...(file?.stores ?? []), ...((await cluster?.(kinds)) ?? [])]) {
     if (configs.has(config.name))
-      log.warn(`a store of the ${config.origin} hides one that was added by hand`, { store: config.name });
+      log.warn(`a store of the ${config.origin} hides one that was added with store add`, { store: config.name });
     configs.set(config.name, config);
   }
   if (nfs !== undefined) {
     // Last, so that it is not the default unless configured.
     if (configs.has(nfs.storeName))
-      log.warn('a store hides that of the embedded NFS server', { store: nfs.storeName, uri: nfs.uri });
+      log.warn('a store hides the store of the embedded NFS server', { store: nfs.storeName, uri: nfs.uri });
     else configs.set(nfs.storeName, parseStoreConfig(nfs.storeName, nfs.uri, 'builtin', kinds));
   }
   return [...configs.values()];

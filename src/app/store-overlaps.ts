@@ -15,7 +15,7 @@ export const isWithin = (inner: string, outer: string): boolean => {
   return way !== '' && way !== '..' && !way.startsWith('../');
 };
 
-const lookMs = 2_000;
+const identityLookupTimeoutMs = 2_000;
 
 interface StoreRoot {
   readonly name: string;
@@ -80,10 +80,12 @@ function refuseSameIdentity(
   { identity }: Store,
   placement: Placement,
 ): void {
-  const twin = [...places].find((other) => other !== place && !other.readOnly && other.store?.identity === identity);
+  const sameStore = [...places].find(
+    (other) => other !== place && !other.readOnly && other.store?.identity === identity,
+  );
   // A local store with the same identity is a copy: local directories are compared by path.
-  if (identity === undefined || place.readOnly || !isShared(placement) || twin === undefined) return;
-  throw alreadyUsed(place.name, place.root, twin.name);
+  if (identity === undefined || place.readOnly || !isShared(placement) || sameStore === undefined) return;
+  throw alreadyUsed(place.name, place.root, sameStore.name);
 }
 
 /** For nested stores by different names of one server: the outer store can see the identity of the inner one. */
@@ -100,7 +102,9 @@ async function refuseNested(place: StoreRoot, places: Iterable<StoreRoot>): Prom
 /** Undefined also if the store does not answer: opening one store must not depend on the server of another. */
 async function identitySeen({ store }: StoreRoot, below: string): Promise<string | undefined> {
   const seen = store?.identityOfSubdirectory?.(below).catch(() => undefined);
-  return seen !== undefined && (await endsWithin(seen, lookMs, systemClock())) ? await seen : undefined;
+  return seen !== undefined && (await endsWithin(seen, identityLookupTimeoutMs, systemClock()))
+    ? await seen
+    : undefined;
 }
 
 function refuseOverlap({ name, on, root, readOnly }: StoreRoot, places: Iterable<StoreRoot>): void {
@@ -150,14 +154,14 @@ function overlapping(name: string, root: string, what: string): StowageError {
   return new StowageError(`store '${name}' at ${root} overlaps ${what}`, {
     code: 'invalid',
     reason: 'store-overlaps',
-    action: 'Give it a directory of its own, beside the other and not inside or above it.',
+    action: 'Use a separate directory that is neither inside nor above the other.',
   });
 }
 
 function alreadyUsed(name: string, root: string, other: string): StowageError {
-  return new StowageError(`store '${name}' cannot be in ${root}: store '${other}' is already there`, {
+  return new StowageError(`store '${name}' cannot use ${root}: store '${other}' already uses it`, {
     code: 'exists',
     reason: 'store-place-taken',
-    action: `Use store '${other}', or give this one a directory of its own. To only read the same one: readOnly=true.`,
+    action: `Use store '${other}', or a separate directory. To use the same directory read-only, set readOnly=true.`,
   });
 }

@@ -67,7 +67,7 @@ describe('the start fails with a message, and leaves nothing behind, because of'
     await expect(up()).rejects.toMatchObject({
       code: 'conflict',
       reason: 'socket-in-use',
-      message: `another program listens on ${join(folder, 's')}`,
+      message: `another process already listens on ${join(folder, 's')}`,
     });
   });
 
@@ -105,7 +105,7 @@ describe('the start fails with a message, and leaves nothing behind, because of'
     });
     await expect(up({ config: join(folder, 'other.yaml') })).rejects.toMatchObject({
       reason: 'config-missing',
-      message: `there is no configuration file ${join(folder, 'other.yaml')}`,
+      message: `configuration file ${join(folder, 'other.yaml')} not found`,
     });
   });
 });
@@ -190,7 +190,7 @@ describe('reload', () => {
     await writeFile(config, `stores:\n  x: local://${folder}/file\n`);
     await server.running.reload();
     expect(server.core.stores.view('x').config).toMatchObject({ origin: 'file', uri: `local://${folder}/file` });
-    expect(log.lines.join('\n')).toContain('a store of the file hides one that was added by hand');
+    expect(log.lines.join('\n')).toContain('a store of the file hides one that was added with store add');
     await writeFile(config, '');
     await server.running.reload();
     expect(server.core.stores.view('x').config).toMatchObject({ origin: 'api', uri: `local://${folder}/hand` });
@@ -212,7 +212,7 @@ describe('the value of --listen', () => {
   test.each(['', 'x', '1.2.3.4', ':', ':99999', '::1:80', 'a b:80', '80:80:80', '-1', 'http://x:80'])(
     'refuses %j',
     (text) => {
-      expect(() => parseListen(text)).toThrow('is not an address to listen on');
+      expect(() => parseListen(text)).toThrow('is not a valid listen address');
     },
   );
 });
@@ -256,7 +256,7 @@ describe('container engines', () => {
       code: 'conflict',
       reason: 'plugin-socket-in-use',
       action: expect.stringContaining('--plugins none'),
-      message: `another Stowage serves container engines: another program listens on ${taken}`,
+      message: `another Stowage already serves the container engines: another process already listens on ${taken}`,
     });
     expect(existsSync(join(plugins, 'stowage.sock'))).toBe(false);
     await new Promise((resolve) => other.close(resolve));
@@ -279,8 +279,8 @@ describe('container engines', () => {
     expect(running.plugins).toMatchObject({ sockets: [], why: 'not configured' });
     expect(running.engines).toEqual([]);
     await running.stop();
-    const refused = await up({ discoverEngines: 'only root can serve container engines' });
-    expect(refused.plugins.why).toBe('only root can serve container engines');
+    const refused = await up({ discoverEngines: 'serving container engines requires root' });
+    expect(refused.plugins.why).toBe('serving container engines requires root');
     await refused.stop();
     await writeFile(join(folder, 'stowage.yaml'), 'plugins: /nowhere');
     const asked = await up({ plugins: 'none', discoverEngines: true });

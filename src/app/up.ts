@@ -91,10 +91,10 @@ export interface Running {
 }
 
 const maintenanceEveryMs = 30_000;
-const maintenanceMs = 600_000;
+const maintenanceTimeoutMs = 600_000;
 /** For running operations at shutdown; those that take longer continue at the next start. */
-const drainMs = 10_000;
-const pluginMs = 5_000;
+const operationDrainMs = 10_000;
+const frontCloseGraceMs = 5_000;
 
 /** `stowage up`: runs everything in one process. */
 export async function startUp(settings: UpSettings): Promise<Running> {
@@ -116,7 +116,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   const find: FindNamespace = (network, signal) => deferred.find(network, signal);
   const isContained = await isInContainer(process.env, settings.keeperPlace);
   const kinds = new Map(
-    (settings.kinds ?? usualKinds({ state, clock, nfs, find, isContained, keeperPlace: settings.keeperPlace })).map(
+    (settings.kinds ?? defaultKinds({ state, clock, nfs, find, isContained, keeperPlace: settings.keeperPlace })).map(
       (kind) => [kind.scheme, kind],
     ),
   );
@@ -221,7 +221,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     hasVolumesInUse: () => records.engineMounts.list().length > 0,
     isShuttingDown: () => keepers.areEnding(),
   };
-  const released = (): Promise<void> => waitForEngineShutdown(held, settings.signal);
+  const waitForRelease = (): Promise<void> => waitForEngineShutdown(held, settings.signal);
   undo.move();
   return {
     core,
@@ -245,7 +245,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
         nfs,
         keepers,
         clients,
-        released,
+        released: waitForRelease,
         log,
         repairLoop: deferred.repairLoop,
       }),
@@ -262,7 +262,7 @@ interface UsualKindsOptions {
   readonly isContained: boolean;
 }
 
-function usualKinds({ state, clock, nfs, find, keeperPlace, isContained }: UsualKindsOptions): readonly StoreKind[] {
+function defaultKinds({ state, clock, nfs, find, keeperPlace, isContained }: UsualKindsOptions): readonly StoreKind[] {
   const connect = (): Connect => createConnect(clock, withPodNetworks(find));
   const own = createNfsStoreKind(clock, connect(), connect);
   const local = createLocalStoreKind();
@@ -281,13 +281,13 @@ function usualKinds({ state, clock, nfs, find, keeperPlace, isContained }: Usual
 
 /** Core's own tasks, and those for keepers and networks of container engines. */
 function maintenanceOf(core: Core, keepers: Keepers, networks: EngineNetworks): readonly MaintenanceTask[] {
-  const often = { everyMs: maintenanceEveryMs, deadlineMs: maintenanceMs };
+  const every30Seconds = { everyMs: maintenanceEveryMs, deadlineMs: maintenanceTimeoutMs };
   return [
     ...core.maintenance,
-    { ...often, name: 'end idle data paths', run: ({ signal }) => keepers.runMaintenance(signal) },
+    { ...every30Seconds, name: 'end idle data paths', run: ({ signal }) => keepers.runMaintenance(signal) },
     {
-      ...often,
-      name: 'leave unused networks',
+      ...every30Seconds,
+      name: 'remove unused networks',
       run: ({ signal }) => {
         const used = core.stores.list().flatMap(({ config }) => config.options['network'] ?? []);
         return networks.removeUnusedAnchors(new Set(used), signal);
@@ -318,17 +318,17 @@ async function stop(parts: RunningServices): Promise<readonly string[]> {
   await parts.maintenance[Symbol.asyncDispose]();
   await parts.released();
   // Close these before new operations are refused, so that an engine's mount in progress still completes.
-  await Promise.all([plugins.close(pluginMs), csi.close(pluginMs)]);
+  await Promise.all([plugins.close(frontCloseGraceMs), csi.close(frontCloseGraceMs)]);
   // Longer than the drain, so that callers that wait for an operation learn its result.
-  const closed = rest.close(drainMs + 2_000);
-  await core.operations.drain(drainMs);
+  const closed = rest.close(operationDrainMs + 2_000);
+  await core.operations.drain(operationDrainMs);
   await closed;
   const limit = AbortSignal.timeout(60_000);
   const left = await closeCore(core, { signal: limit, log });
   for (const one of found) one[Symbol.dispose]();
   await keepers
     .endIdle(limit)
-    .catch((cause: unknown) => log.warn('a data path was left running', { why: String(cause) }));
+    .catch((cause: unknown) => log.warn('failed to end idle data paths', { why: String(cause) }));
   await keepers[Symbol.asyncDispose]();
   for (const client of clients.values()) client[Symbol.dispose]();
   // Last: stores may need the server until then.

@@ -2,7 +2,7 @@ import { parseDuration } from '#base/duration.ts';
 import { parseSize } from '#base/size.ts';
 import type { ReasonWith } from '#core/errors.ts';
 import { invalid } from './problem.ts';
-import { shown } from './text.ts';
+import { escapeControls } from './text.ts';
 
 const idGrammar = /^sv1-[0-9a-f-]{36}$/;
 export const isVolumeId = (text: string): boolean => idGrammar.test(text);
@@ -14,9 +14,9 @@ export function splitRef(ref: string): { readonly store: string | undefined; rea
   // URL normalization would remove '.' and '..'.
   if (parts.length > 2 || parts.some((part) => part === '' || part === '.' || part === '..')) {
     throw invalid(
-      `'${shown(ref)}' names no volume`,
+      `'${escapeControls(ref)}' is not a valid volume reference`,
       'volume-reference',
-      'Write store/name, the name alone, or the id (sv1-…).',
+      'Use STORE/NAME, NAME, or the id (sv1-…).',
     );
   }
   return second === undefined ? { store: undefined, name: first } : { store: first, name: second };
@@ -31,17 +31,21 @@ export function refPath(ref: string): string {
 /** The name of anything but a volume, as a path segment of the API. */
 export function pathSegment(what: string, name: string, reason: ReasonWith<'invalid'>): string {
   if (name !== '' && name !== '.' && name !== '..') return encodeURIComponent(name);
-  throw invalid(`'${shown(name)}' names no ${what}`, reason, 'Write it as the list shows it.');
+  throw invalid(
+    `'${escapeControls(name)}' is not a valid ${what} reference`,
+    reason,
+    'Copy the name or id from the output of the list command.',
+  );
 }
 
 export const qualifiedName = (volume: { readonly store: string; readonly name: string }): string =>
-  shown(`${volume.store}/${volume.name}`);
+  escapeControls(`${volume.store}/${volume.name}`);
 
 export function parseSizeArgument(text: string): string {
   const bytes = parseSize(text);
   if (bytes !== undefined) return String(bytes);
   throw invalid(
-    `'${shown(text)}' is not a size`,
+    `'${escapeControls(text)}' is not a size`,
     'size-invalid',
     'Write a size such as 500M, 1G or 1.5T (powers of 1024); 1GB means 10^9 bytes.',
   );
@@ -51,7 +55,7 @@ export function parseDurationArgument(text: string): number {
   const ms = /^[0-9]{1,6}$/.test(text) ? Number(text) * 1000 : parseDuration(text);
   if (ms !== undefined && ms > 0) return ms;
   throw invalid(
-    `'${shown(text)}' is not a duration`,
+    `'${escapeControls(text)}' is not a duration`,
     'duration-invalid',
     'Write a duration such as 30s, 15m, 12h or 7d.',
   );
@@ -66,7 +70,7 @@ export function parseNumberArgument(
   const { from, to } = range ?? { from: 0, to: number };
   if (number >= from && number <= to) return number;
   throw invalid(
-    `'${shown(text)}' is not a number that ${option} takes`,
+    `'${escapeControls(text)}' is not a valid number for ${option}`,
     'number-invalid',
     `Write a whole number${range === undefined ? '' : ` from ${from} to ${to}`}: ${option} 20`,
   );
@@ -102,4 +106,4 @@ export function parseLabelChanges(words: readonly string[]): Record<string, stri
 }
 
 const wrongLabel = (text: string, action: string): Error =>
-  invalid(`'${shown(text)}' is not a label`, 'label-invalid', action);
+  invalid(`'${escapeControls(text)}' is not a label`, 'label-invalid', action);

@@ -12,14 +12,14 @@ export function addClientCommands(program: StowageCommand, act: MakeAction): voi
   client
     .command('status')
     .description('Show the data path of each network: its state, its version, and how often it took over.')
-    .example('stowage client status', 'is everything served, and by which version?')
+    .example('stowage client status', 'state and version of each data path')
     .action(act(status));
   client
     .command('upgrade')
     .description(
       'Replace the data paths with those of the running version while mounts are in use. Applications see a short pause.',
     )
-    .example('stowage client upgrade', 'after Stowage itself was upgraded and started again')
+    .example('stowage client upgrade', 'after an upgrade and restart of Stowage')
     .action(act(upgrade));
 }
 
@@ -33,7 +33,7 @@ const tones: Readonly<Record<DataPathJson['state'], Tone>> = {
   'not answering': 'bad',
 };
 
-function table({ out }: Session, all: readonly DataPathJson[]): void {
+function printDataPaths({ out }: Session, all: readonly DataPathJson[]): void {
   const hasNodes = all.some(({ node }) => node !== undefined);
   out.table(
     [...(hasNodes ? ['NODE'] : []), 'NETWORK', 'STATE', 'MOUNTS', 'VERSION', 'PID', 'STANDBY', 'TAKEOVERS', 'REPORT'],
@@ -54,14 +54,16 @@ function table({ out }: Session, all: readonly DataPathJson[]): void {
 async function status(session: Session): Promise<void> {
   const { client, out } = session;
   const { items, unreached } = await client.listOverStores<DataPathJson>('/v1/client');
-  out.unreached(unreached, 'its data paths are missing');
+  out.noteUnreached(unreached, 'its data paths are missing');
   if (out.json) return out.value(items);
   if (out.quiet) return items.forEach((one) => void out.line(one.name));
-  if (items.length === 0) return out.note('no data path runs: the first mount of a network store starts one');
-  table(session, items);
+  if (items.length === 0) return out.note('no data path is running: the first mount of a network store starts one');
+  printDataPaths(session, items);
   const { version } = await client.get<StatusJson>('/v1/status');
   if (session.services.cluster === undefined && items.some((one) => one.version !== null && one.version !== version))
-    out.note(`some have another version than this server, ${version}; replace them with: stowage client upgrade`);
+    out.note(
+      `some data paths run another version than this server (${version}); replace them with: stowage client upgrade`,
+    );
 }
 
 async function upgrade(session: Session): Promise<void> {
@@ -70,7 +72,9 @@ async function upgrade(session: Session): Promise<void> {
   const { items } = answer.body as { readonly items: readonly DataPathJson[] };
   if (out.json) return out.value(items);
   out.reportDone(
-    items.length === 0 ? 'no data path runs: nothing to replace' : `replaced ${plural(items.length, 'data path')}`,
+    items.length === 0
+      ? 'no data path is running: nothing to replace'
+      : `replaced ${plural(items.length, 'data path')}`,
   );
-  if (!out.quiet && items.length > 0) table(session, items);
+  if (!out.quiet && items.length > 0) printDataPaths(session, items);
 }

@@ -30,37 +30,37 @@ export const clusterAddressText = ({ server, namespace }: ClusterAddress): strin
   `Stowage in ${namespace} of ${server.host}`;
 
 /** Converts an error of the API server or its proxy, instead of Stowage: a Status object, or a line of text. */
-export function apiServerError(status: number, body: unknown, way: ClusterAddress): StowageError | undefined {
+export function apiServerError(status: number, body: unknown, address: ClusterAddress): StowageError | undefined {
   if (status < 400) return undefined;
   const { kind, message } = (typeof body === 'object' && body !== null ? body : {}) as {
     readonly kind?: unknown;
     readonly message?: unknown;
   };
   const isStatus = kind === 'Status';
-  const said = typeof message === 'string' ? message : `status ${status}`;
-  const { namespace } = way;
-  const about = (text: string): string => `${text} (${said.slice(0, 300)})`;
+  const detail = typeof message === 'string' ? message : `status ${status}`;
+  const { namespace } = address;
+  const withDetail = (text: string): string => `${text} (${detail.slice(0, 300)})`;
   // Problem documents of Stowage were handled before. Without a leader, the proxy answers 404: the namespace does exist, since the
   // service account in it was found before.
   const isLeaderless = isStatus && status === 404;
   if (status === 502 || status === 503 || status === 504 || isLeaderless)
-    return new StowageError(about(`no controller of Stowage can be reached in the namespace ${namespace}`), {
+    return new StowageError(withDetail(`cannot reach a Stowage controller in namespace ${namespace}`), {
       code: 'unavailable',
       reason: 'controller-unreachable',
-      action: `Check whether one runs and leads: kubectl get pods,leases,service/stowage --namespace ${namespace}; and read its log: kubectl logs deployment/stowage-controller --namespace ${namespace}`,
+      action: `Check that a controller is running and holds the Lease: kubectl get pods,leases,service/stowage --namespace ${namespace}; then read its log: kubectl logs deployment/stowage-controller --namespace ${namespace}`,
     });
   if (!isStatus) return undefined;
   if (status === 403)
-    return new StowageError(about(`you are not allowed to reach Stowage through the API server`), {
+    return new StowageError(withDetail(`you are not allowed to reach Stowage through the API server`), {
       code: 'denied',
       reason: 'proxy-denied',
-      action: `Ask the administrator of the cluster to bind you to the Role stowage-viewers in ${namespace}. For changes its rule for services/proxy, https:stowage:443, needs the verbs create, patch and delete too.`,
+      action: `Ask the cluster administrator to bind you to the Role stowage-viewers in ${namespace}. To make changes, its rule for services/proxy (https:stowage:443) also needs the verbs create, patch and delete.`,
     });
   if (status === 401)
-    return new StowageError('the API server does not accept the credentials of the kubeconfig', {
+    return new StowageError('the API server rejected the credentials of the kubeconfig', {
       code: 'unauthenticated',
       reason: 'kubernetes-refused',
-      action: 'Log in to the cluster again until this works: kubectl version',
+      action: 'Log in to the cluster again, then check: kubectl version',
     });
   return undefined;
 }

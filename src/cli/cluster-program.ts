@@ -8,41 +8,47 @@ export const clusterOptionNames = ['--kubeconfig', '--context', '--namespace', '
 
 export const addClusterOptions = (program: StowageCommand): StowageCommand =>
   program
-    .option('--kubeconfig <file>', 'how to reach the cluster (or KUBECONFIG; default: ~/.kube/config)')
-    .option('--context <name>', 'context of the kubeconfig (default: the current one)')
-    .option('-n, --namespace <name>', 'namespace of Stowage (default: stowage-system)')
+    .option('--kubeconfig <file>', 'kubeconfig file (or KUBECONFIG; default: ~/.kube/config)')
+    .option('--context <name>', 'context of the kubeconfig (default: the current context)')
+    .option('-n, --namespace <name>', 'namespace in which Stowage runs (default: stowage-system)')
     .option(
       '--account <name>',
-      'service account there whose permissions are used (default: stowage-viewer, or stowage-adopter to adopt and take over)',
+      'service account in that namespace whose permissions are used (default: stowage-viewer, or stowage-adopter to adopt and take over)',
     );
 
-const onlyOnMachines = 'it runs on a machine, and kubectl stowage only works with a cluster';
+const onlyOnMachines = 'it runs on a host, and kubectl stowage manages only clusters';
 const storesAreObjects = 'the stores of a cluster are Store objects';
-const podsMount = 'pods mount volumes, by their claims';
+const podsMount = 'pods mount volumes through PersistentVolumeClaims';
 const kubernetesRbac = 'in a cluster, permissions come from Kubernetes RBAC';
 
 /** Commands that are not available in a cluster, with the reason and the alternative. */
 const unsupportedCommands: Readonly<Record<string, readonly [why: string, action: string]>> = {
-  up: [onlyOnMachines, 'Run it there: stowage up'],
+  up: [onlyOnMachines, 'Run it on the host: stowage up'],
   node: [onlyOnMachines, 'The chart runs it on every node of the cluster.'],
   controller: [onlyOnMachines, 'The chart runs it in the cluster.'],
   keeper: [onlyOnMachines, 'The chart runs it on every node of the cluster.'],
-  nfs: [onlyOnMachines, 'Run it there: stowage nfs serve; in a cluster, see embeddedNFS in the values of the chart.'],
-  mount: [podsMount, 'Name a PersistentVolumeClaim in a pod.'],
-  unmount: [podsMount, 'Delete the pod that uses it.'],
+  nfs: [
+    onlyOnMachines,
+    'Run it on the host: stowage nfs serve; in a cluster, see embeddedNFS in the values of the chart.',
+  ],
+  mount: [podsMount, 'Reference a PersistentVolumeClaim in a pod.'],
+  unmount: [podsMount, 'Delete the pod that uses the volume.'],
   token: [
     kubernetesRbac,
-    'Give RBAC rules for the API group stowage.dev to a service account, and name it: --account NAME',
+    'Grant a service account permissions in the API group stowage.dev by RBAC, and select it with --account NAME',
   ],
-  'store add': [storesAreObjects, 'Write a Store and apply it: see docs/kubernetes.md'],
-  'store remove': [storesAreObjects, 'Delete the object: kubectl delete store NAME. Its volumes stay where they are.'],
-  'store default': [storesAreObjects, 'Make a StorageClass of the store the default one of the cluster.'],
+  'store add': [storesAreObjects, 'Apply a Store manifest; see docs/kubernetes.md'],
+  'store remove': [storesAreObjects, 'Delete the object: kubectl delete store NAME. Its volumes are not deleted.'],
+  'store default': [storesAreObjects, 'Make a StorageClass of the store the default StorageClass of the cluster.'],
   'client upgrade': ['the keepers of a cluster are a DaemonSet', 'kubectl rollout restart daemonset/stowage-keeper'],
 };
 
-const adopter = 'stowage-adopter';
+const adopterAccount = 'stowage-adopter';
 /** The default service account of commands that the viewer may not run. */
-const accounts: Readonly<Record<string, string>> = { 'take-over': adopter, 'store adopt': adopter };
+const defaultAccounts: Readonly<Record<string, string>> = {
+  'take-over': adopterAccount,
+  'store adopt': adopterAccount,
+};
 
 /** Applies the default accounts unless --account is given. */
 export function useDefaultAccounts(program: StowageCommand): void {
@@ -54,7 +60,7 @@ export function useDefaultAccounts(program: StowageCommand): void {
       at = at.parent as StowageCommand | null
     )
       path.unshift(at.name());
-    const account = accounts[path.join(' ')];
+    const account = defaultAccounts[path.join(' ')];
     if (account !== undefined && program.opts()['account'] === undefined) program.setOptionValue('account', account);
   });
 }
@@ -67,21 +73,21 @@ export function refuseMachineCommands(program: StowageCommand, act: MakeAction):
     const parent = words
       .slice(0, -1)
       .reduce((at: StowageCommand, word) => childrenOf(at).find((c) => c.name() === word) ?? at, program);
-    const all = parent.commands as StowageCommand[];
-    const at = all.findIndex((child) => child.name() === name);
-    const aliases = all[at]?.aliases() ?? [];
-    if (at >= 0) all.splice(at, 1);
+    const siblings = parent.commands as StowageCommand[];
+    const at = siblings.findIndex((child) => child.name() === name);
+    const aliases = siblings[at]?.aliases() ?? [];
+    if (at >= 0) siblings.splice(at, 1);
     const stub = parent.command(name, { hidden: true }) as StowageCommand;
     stub.isUnsupported = true;
     for (const alias of aliases) stub.alias(alias);
     stub
-      .description(`Not here: ${why}.`)
+      .description(`Not available in a cluster: ${why}.`)
       .argument('[words...]')
       .allowUnknownOption()
       .helpOption(false)
       .action(
         act(async () => {
-          throw invalid(`'${path}' is not possible here: ${why}`, 'command-not-in-cluster', action);
+          throw invalid(`'${path}' is not available in a cluster: ${why}`, 'command-not-in-cluster', action);
         }),
       );
   }

@@ -3,9 +3,9 @@ import { createServer, type IncomingHttpHeaders } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import type { ClusterAddress, ClusterOptions } from './cluster-connection.ts';
-import { walk } from './command-tree.ts';
+import { commandTree } from './command-tree.ts';
 import { createProgram } from './program.ts';
-import { page, type Ran, run, store, volume } from './scripted-server.ts';
+import { type CommandResult, page, run, store, volume } from './scripted-server.ts';
 
 interface ReceivedRequest {
   readonly request: string;
@@ -41,7 +41,7 @@ async function cluster(script: Readonly<Record<string, readonly [status: number,
     namespace: 'stowage-system',
     account: 'stowage-viewer',
   };
-  const kubectl = (...argv: readonly string[]): Promise<Ran> =>
+  const kubectl = (...argv: readonly string[]): Promise<CommandResult> =>
     run(undefined, argv, {
       injected: {
         program: 'kubectl stowage',
@@ -85,7 +85,7 @@ describe('tables in a cluster', () => {
     const { stdout, stderr } = await kubectl('volume', 'list');
     expect(stdout).toMatch(/^VOLUME +NODE +SIZE .*\nsilver\/a +- .*\ndisks\/b +node-1 /);
     expect(stderr).toBe(
-      'note: node node-9 could not be reached, its own volumes are missing: its agent is not connected\n',
+      'note: cannot reach node node-9; its node-local volumes are missing: its agent is not connected\n',
     );
     expect(JSON.parse((await kubectl('volume', 'list', '--json')).stdout)).toHaveLength(2);
   });
@@ -97,7 +97,7 @@ describe('tables in a cluster', () => {
     });
     const { stdout, stderr } = await kubectl('mounts');
     expect(stdout).toMatch(/^VOLUME +NODE +PATH .*\na +node-1 +\/pods\/a .*pod default\/web +\S+\nb +node-2 /);
-    expect(stderr).toContain('node node-9 could not be reached');
+    expect(stderr).toContain('cannot reach node node-9');
   });
 
   test('show the node of each data path and finding', async () => {
@@ -138,8 +138,8 @@ test('status names the nodes without an agent', async () => {
   const mounting = { able: false, why: null, action: null };
   const { kubectl } = await cluster({ 'GET /v1/status': [200, { ...about, ...rest, ...counts, mounting, agents }] });
   const { stdout } = await kubectl('status');
-  expect(stdout).toMatch(/nodes +1 of 2 have an agent that is connected\n +missing: node-2\n/);
-  expect(stdout).toMatch(/holds +1 store, 3 volumes, without those on nodes\n/);
+  expect(stdout).toMatch(/nodes +1 of 2 have a connected agent\n +not connected: node-2\n/);
+  expect(stdout).toMatch(/contains +1 store, 3 volumes, not counting node-local volumes\n/);
   expect(stdout).not.toContain('mounting');
 });
 
@@ -153,23 +153,17 @@ describe('errors of the API server itself', () => {
       'you are not allowed to reach Stowage through the API server',
       'Role stowage-viewers',
     ],
+    ['no leader', status(404, 'services "stowage" not found'), 10, 'cannot reach a Stowage controller', 'kubectl logs'],
+    ['no endpoint', status(503, 'no endpoints available'), 10, 'cannot reach a Stowage controller', 'kubectl logs'],
     [
-      'no leader',
-      status(404, 'services "stowage" not found'),
+      'a line of the proxy',
+      [502, 'error trying to reach service'],
       10,
-      'no controller of Stowage can be reached',
+      'cannot reach a Stowage controller',
       'kubectl logs',
     ],
-    [
-      'no endpoint',
-      status(503, 'no endpoints available'),
-      10,
-      'no controller of Stowage can be reached',
-      'kubectl logs',
-    ],
-    ['a line of the proxy', [502, 'error trying to reach service'], 10, 'no controller of Stowage', 'kubectl logs'],
-    ['no credentials', status(401, 'Unauthorized'), 3, 'does not accept the credentials', 'kubectl version'],
-    ['an unknown status', [418, { kind: 'Status' }], 1, 'is not from a Stowage server (status 418)', 'same version'],
+    ['no credentials', status(401, 'Unauthorized'), 3, 'rejected the credentials', 'kubectl version'],
+    ['an unknown status', [418, { kind: 'Status' }], 1, 'is not a valid Stowage response (status 418)', 'same version'],
   ])('%s', async (_, reply, exit, error, action) => {
     const { kubectl } = await cluster({ 'GET /v1/status': reply });
     const ran = await kubectl('status');
@@ -195,12 +189,12 @@ describe('errors of the API server itself', () => {
 
 describe('commands that are not available in a cluster', () => {
   test.each([
-    [['up', '--nfs'], "'up' is not possible here", 'stowage up'],
-    [['node'], "'node' is not possible here", 'The chart runs it'],
+    [['up', '--nfs'], "'up' is not available in a cluster", 'stowage up'],
+    [['node'], "'node' is not available in a cluster", 'The chart runs it'],
     [['mount', 'demo', '/mnt'], 'pods mount volumes', 'PersistentVolumeClaim'],
-    [['umount', '/mnt'], "'unmount' is not possible here", 'Delete the pod'],
+    [['umount', '/mnt'], "'unmount' is not available in a cluster", 'Delete the pod'],
     [['token', 'create', 'x', '--role', 'admin'], 'permissions come from Kubernetes RBAC', '--account NAME'],
-    [['store', 'add', 'x', 'nfs://y/z'], "'store add' is not possible here", 'Write a Store'],
+    [['store', 'add', 'x', 'nfs://y/z'], "'store add' is not available in a cluster", 'Apply a Store'],
     [['client', 'upgrade'], 'a DaemonSet', 'kubectl rollout restart'],
   ])('%j is refused, with what to do instead', async (argv, why, action) => {
     const { kubectl, seen } = await cluster({});
@@ -213,7 +207,7 @@ describe('commands that are not available in a cluster', () => {
 
 describe('help of kubectl stowage', () => {
   const injected = { version: '1', program: 'kubectl stowage', cluster: async () => Promise.reject(new Error('no')) };
-  const tree = walk(createProgram(injected, () => async () => undefined)).map(({ path }) => path);
+  const tree = commandTree(createProgram(injected, () => async () => undefined)).map(({ path }) => path);
 
   test('lists only the available commands', () => {
     const names = tree.map((path) => path.join(' '));

@@ -67,20 +67,20 @@ function optionNode(option: Option): OptionNode {
 /** For lists of commands. */
 export const firstSentence = (text: string): string => /^.*?(?=\.(?:\s|$))/s.exec(text)?.[0] ?? text;
 
-const hidden = (command: StowageCommand): boolean => command.name().startsWith('__') || command.isUnsupported;
+const isHidden = (command: StowageCommand): boolean => command.name().startsWith('__') || command.isUnsupported;
 export const childrenOf = (command: StowageCommand): StowageCommand[] =>
-  (command.commands as StowageCommand[]).filter((child) => !hidden(child));
+  (command.commands as StowageCommand[]).filter((child) => !isHidden(child));
 
 /** The program and every command below it, parents first. */
-export function walk(
+export function commandTree(
   command: StowageCommand,
   path: readonly string[] = [],
 ): { readonly path: readonly string[]; readonly command: StowageCommand }[] {
-  return [{ path, command }, ...childrenOf(command).flatMap((child) => walk(child, [...path, child.name()]))];
+  return [{ path, command }, ...childrenOf(command).flatMap((child) => commandTree(child, [...path, child.name()]))];
 }
 
 export function commandNodes(program: StowageCommand): CommandNode[] {
-  const nodes = walk(program).map(({ path, command }): CommandNode => {
+  const nodes = commandTree(program).map(({ path, command }): CommandNode => {
     const args = command.registeredArguments as readonly Argument[];
     const own = [...command.options, ...(defaultChild(command)?.options ?? [])].map(optionNode);
     return {

@@ -4,10 +4,10 @@ import type { CommandNode, CompletionKind } from './command-tree.ts';
 export const connectionOptions = ['--socket', '--url', '--token-file'];
 
 /** `a|b|c`, as patterns of a case. */
-const either = (patterns: readonly string[]): string => patterns.map((pattern) => `'${pattern}'`).join('|');
+const casePattern = (patterns: readonly string[]): string => patterns.map((pattern) => `'${pattern}'`).join('|');
 
 /** For bash and zsh: how to complete, as `words …`, `ask …`, `files` or an empty string. */
-export function completionAnswer(kind: CompletionKind): string {
+export function completionSpec(kind: CompletionKind): string {
   switch (kind.kind) {
     case 'words':
       return `'words ${kind.words.join(' ')}'`;
@@ -34,7 +34,7 @@ export function optionsWithValue(nodes: readonly CommandNode[]): Map<string, Com
 }
 
 /** One pattern for each argument position: `volume/show:0`, `volume/delete:*`. */
-export function argumentPlaces(node: CommandNode): { readonly at: string; readonly kind: CompletionKind }[] {
+export function argumentPositions(node: CommandNode): { readonly at: string; readonly kind: CompletionKind }[] {
   if (node.children.length > 0) {
     return [{ at: `'${node.path}:0'`, kind: { kind: 'words', words: node.children.map((child) => child.name) } }];
   }
@@ -53,18 +53,18 @@ function aliasLines(nodes: readonly CommandNode[], indent: string): string[] {
 export function wordLoop(nodes: readonly CommandNode[]): string {
   const paths = nodes.flatMap((node) => [node.path, ...node.aliases]).filter((path) => path !== '');
   return `    if [[ -n $option ]]; then
-      case $option in ${either(connectionOptions)}) via+=("$option" "$word") ;; esac
+      case $option in ${casePattern(connectionOptions)}) via+=("$option" "$word") ;; esac
       option=''
       continue
     fi
     case $word in
       ${connectionOptions.map((option) => `'${option}='*`).join('|')}) via+=("$word") ;;
-      ${either([...optionsWithValue(nodes).keys()])}) option=$word ;;
+      ${casePattern([...optionsWithValue(nodes).keys()])}) option=$word ;;
       -*) ;;
       *)
         next=$at\${at:+/}$word
         case $next in
-          ${either(paths)}) at=$next ;;
+          ${casePattern(paths)}) at=$next ;;
           *) position=$((position + 1)) ;;
         esac
         case $at in
@@ -88,7 +88,7 @@ ${wordLoop(nodes)}
   done
   if [[ -n $option ]]; then
     case $option in
-${[...options].map(([name, kind]) => `      '${name}') kind=${completionAnswer(kind)} ;;`).join('\n')}
+${[...options].map(([name, kind]) => `      '${name}') kind=${completionSpec(kind)} ;;`).join('\n')}
     esac
   elif [[ $cur == -* ]]; then
     kind='words ${longOptions(nodes.filter((node) => node.path === ''))}'
@@ -101,8 +101,8 @@ ${nodes
   else
     case $at:$position in
 ${nodes
-  .flatMap(argumentPlaces)
-  .map(({ at, kind }) => `      ${at}) kind=${completionAnswer(kind)} ;;`)
+  .flatMap(argumentPositions)
+  .map(({ at, kind }) => `      ${at}) kind=${completionSpec(kind)} ;;`)
   .join('\n')}
     esac
   fi

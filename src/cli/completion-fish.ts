@@ -4,7 +4,7 @@ import { connectionOptions, optionsWithValue } from './completion-bash.ts';
 const quote = (text: string): string => `'${text.replaceAll('\\', '\\\\').replaceAll("'", "\\'")}'`;
 
 /** fish: -f no files, -F files, -x an argument and no files, -r an argument. */
-function takes(kind: CompletionKind): string {
+function argumentFlags(kind: CompletionKind): string {
   switch (kind.kind) {
     case 'words':
       return ` -x -a ${quote(kind.words.join(' '))}`;
@@ -19,7 +19,7 @@ function takes(kind: CompletionKind): string {
   }
 }
 
-function lines(node: CommandNode): string[] {
+function completionLines(node: CommandNode): string[] {
   const at = `__stowage_at ${quote(node.path)}`;
   const children = node.children.map(
     (child) => `complete -c stowage -n ${quote(`${at} 0`)} -a ${quote(child.name)} -d ${quote(child.about)}`,
@@ -28,13 +28,13 @@ function lines(node: CommandNode): string[] {
   const places = node.arguments.flatMap((kind, i) => {
     const place = node.repeats && i === last ? '' : ` ${i}`;
     if (kind.kind === 'anything') return [];
-    const what = kind.kind === 'files' ? ' -F' : takes(kind).replace(' -x', ' -f');
+    const what = kind.kind === 'files' ? ' -F' : argumentFlags(kind).replace(' -x', ' -f');
     return [`complete -c stowage -n ${quote(`${at}${place}`)}${what}`];
   });
   const options = node.options.map(({ long, short, about, takes: kind }) => {
     const name = `${short === undefined ? '' : ` -s ${short.slice(1)}`} -l ${long.slice(2)}`;
     const where = node.path === '' ? '' : ` -n ${quote(at)}`;
-    return `complete -c stowage${where}${name} -d ${quote(about)}${kind === undefined ? '' : takes(kind)}`;
+    return `complete -c stowage${where}${name} -d ${quote(about)}${kind === undefined ? '' : argumentFlags(kind)}`;
   });
   return [...children, ...places, ...options];
 }
@@ -93,5 +93,5 @@ function __stowage_ask --argument-names what
   stowage --timeout 2s __complete $what $via 2>/dev/null
 end
 complete -c stowage -f
-${nodes.flatMap(lines).join('\n')}`;
+${nodes.flatMap(completionLines).join('\n')}`;
 }

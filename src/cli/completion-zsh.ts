@@ -1,11 +1,11 @@
 import type { CommandNode } from './command-tree.ts';
-import { argumentPlaces, completionAnswer, optionsWithValue, wordLoop } from './completion-bash.ts';
+import { argumentPositions, completionSpec, optionsWithValue, wordLoop } from './completion-bash.ts';
 
 /** `name:what it does`, as _describe wants it, in single quotes. */
 const entry = (name: string, about: string): string =>
   `'${`${name.replaceAll(':', '\\:')}:${about}`.replaceAll("'", "'\\''")}'`;
 
-const described = (nodes: readonly CommandNode[]): string =>
+const optionEntries = (nodes: readonly CommandNode[]): string =>
   nodes.flatMap((node) => node.options.map((one) => entry(one.long, one.about))).join(' ');
 
 export function zshScript(nodes: readonly CommandNode[]): string {
@@ -22,14 +22,14 @@ ${wordLoop(nodes)}
   done
   if [[ -n $option ]]; then
     case $option in
-${[...options].map(([name, kind]) => `      '${name}') kind=${completionAnswer(kind)} ;;`).join('\n')}
+${[...options].map(([name, kind]) => `      '${name}') kind=${completionSpec(kind)} ;;`).join('\n')}
     esac
   elif [[ $cur == -* ]]; then
-    entries=(${described(nodes.filter((node) => node.path === ''))})
+    entries=(${optionEntries(nodes.filter((node) => node.path === ''))})
     case $at in
 ${nodes
   .filter((node) => node.path !== '' && node.options.length > 0)
-  .map((node) => `      '${node.path}') entries+=(${described([node])}) ;;`)
+  .map((node) => `      '${node.path}') entries+=(${optionEntries([node])}) ;;`)
   .join('\n')}
     esac
   else
@@ -37,8 +37,8 @@ ${nodes
 ${groups.map((node) => `      '${node.path}:0') entries=(${node.children.map((child) => entry(child.name, child.about)).join(' ')}) ;;`).join('\n')}
 ${nodes
   .filter((node) => node.children.length === 0)
-  .flatMap(argumentPlaces)
-  .map(({ at, kind }) => `      ${at}) kind=${completionAnswer(kind)} ;;`)
+  .flatMap(argumentPositions)
+  .map(({ at, kind }) => `      ${at}) kind=${completionSpec(kind)} ;;`)
   .join('\n')}
     esac
   fi

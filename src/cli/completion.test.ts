@@ -5,7 +5,7 @@ import { delimiter, join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { walk } from './command-tree.ts';
+import { commandTree } from './command-tree.ts';
 import { createProgram } from './program.ts';
 import { operation, run, scriptedServer, store, volume } from './scripted-server.ts';
 
@@ -14,7 +14,7 @@ const exec = promisify(execFile);
 test('an option takes a value in all commands or in none, since the scripts know options by name only', () => {
   const program = createProgram({ version: '', program: 'stowage' }, () => async () => undefined);
   const kinds = new Map<string, boolean>();
-  for (const option of walk(program).flatMap(({ command }) => command.options)) {
+  for (const option of commandTree(program).flatMap(({ command }) => command.options)) {
     const takes = option.required || option.optional;
     expect(kinds.get(option.long ?? '') ?? takes).toBe(takes);
     kinds.set(option.long ?? '', takes);

@@ -26,8 +26,8 @@ export function addCompletionCommands(program: StowageCommand, act: MakeAction, 
   if (inCluster) addKubectlCompletion(program, command, act);
   else
     command
-      .description('Print a completion script for a shell; it completes the names of stores and volumes too.')
-      .addArgument(new Argument('<shell>', 'which shell').choices(Object.keys(shells)))
+      .description('Print a shell completion script. It also completes the names of stores and volumes.')
+      .addArgument(new Argument('<shell>', 'name of the shell').choices(Object.keys(shells)))
       .example('source <(stowage completion bash)', 'bash, for this session; put it in ~/.bashrc to keep it')
       .example('stowage completion zsh > "$fpath[1]/_stowage"', 'zsh')
       .example('stowage completion fish > ~/.config/fish/completions/stowage.fish', 'fish')
@@ -39,7 +39,7 @@ export function addCompletionCommands(program: StowageCommand, act: MakeAction, 
   program.command('__complete', { hidden: true }).argument('<what>').action(act(complete));
 }
 
-const latest = async ({ client }: Session): Promise<OperationJson[]> =>
+const listRecentOperations = async ({ client }: Session): Promise<OperationJson[]> =>
   (await client.get<{ items: OperationJson[] }>('/v1/operations', { limit: '50' })).items;
 
 const nameLists: Readonly<Record<string, (session: Session) => Promise<string[]>>> = {
@@ -49,9 +49,9 @@ const nameLists: Readonly<Record<string, (session: Session) => Promise<string[]>
     (await client.get<{ items: VolumeJson[] }>('/v1/volumes')).items.map((volume) => `${volume.store}/${volume.name}`),
   trash: async ({ client }) =>
     (await client.all<TrashEntryJson>('/v1/trash')).map((entry) => `${entry.store}/${entry.name}`),
-  operations: async (session) => (await latest(session)).map((operation) => operation.id),
+  operations: async (session) => (await listRecentOperations(session)).map((operation) => operation.id),
   running: async (session) =>
-    (await latest(session)).filter(({ state }) => state === 'running').map((operation) => operation.id),
+    (await listRecentOperations(session)).filter(({ state }) => state === 'running').map((operation) => operation.id),
   tokens: async ({ client }) => (await client.all<TokenJson>('/v1/tokens')).map((token) => token.id),
   mounts: async ({ client }) => (await client.all<MountJson>('/v1/mounts')).map((mount) => mount.target),
 };

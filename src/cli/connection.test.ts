@@ -27,7 +27,7 @@ describe('the token', () => {
       expect(open).toEqual({
         status: 0,
         stdout: '',
-        stderr: `warning: everyone on this machine can read ${file}; run: chmod 600 ${file}\n`,
+        stderr: `warning: ${file} is readable by every user; run: chmod 600 ${file}\n`,
       });
       await chmod(file, 0o600);
       expect(

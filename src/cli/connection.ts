@@ -41,7 +41,7 @@ export async function findServer(
   warn: (text: string) => void,
 ): Promise<ServerAddress> {
   if (options.url !== undefined && options.socket !== undefined) {
-    throw invalid('both --url and --socket were given', 'connection-ambiguous', 'Give one of them.');
+    throw invalid('--url and --socket are mutually exclusive', 'connection-ambiguous', 'Specify only one of them.');
   }
   const url = options.url ?? (options.socket === undefined ? io.env['STOWAGE_URL'] || undefined : undefined);
   if (url === undefined) return { kind: 'socket', path: options.socket ?? defaultSocket(io.env) };
@@ -49,22 +49,22 @@ export async function findServer(
   const token = options.tokenFile === undefined ? io.env['STOWAGE_TOKEN'] : await readToken(options.tokenFile, warn);
   if (token !== undefined && token !== '' && !/^[\x21-\x7e]+$/.test(token)) {
     throw invalid(
-      'the token contains characters that no token has',
+      'the token contains invalid characters',
       'token-malformed',
       'Copy it again, without spaces or line breaks.',
     );
   }
   if (token && address.protocol === 'http:' && !isLoopback(address.hostname)) {
-    warn(`the token travels to ${address.host} unencrypted; use https or the Unix socket`);
+    warn(`the token is sent to ${address.host} unencrypted; use https or the Unix socket`);
   }
   return { kind: 'url', url: address, token: token || undefined };
 }
 
 /** The socket if no option names one. */
 function defaultSocket(env: Io['env']): string {
-  const usual = (): string =>
+  const defaultPath = (): string =>
     defaultFolders({ root: process.getuid?.() === 0, home: env['HOME'] || homedir(), env }).socket;
-  return env['STOWAGE_SOCKET'] || usual();
+  return env['STOWAGE_SOCKET'] || defaultPath();
 }
 
 /** The option that makes `stowage` use this socket; empty if it is the default. */
@@ -79,14 +79,14 @@ function parseUrl(text: string): URL {
     throw invalid(
       'the address of the server is not an http or https URL',
       'url-invalid',
-      'Write it as: --url http://127.0.0.1:7878',
+      'Use a URL such as --url http://127.0.0.1:7878',
     );
   }
   if (url.username !== '' || url.password !== '') {
     throw invalid(
       'the address of the server contains a user name or password',
       'url-credentials',
-      'Take it out; the token comes from STOWAGE_TOKEN or --token-file.',
+      'Remove them, and pass a token with STOWAGE_TOKEN or --token-file.',
     );
   }
   return url;
@@ -97,15 +97,15 @@ async function readToken(file: string, warn: (text: string) => void): Promise<st
   try {
     await using handle = await open(file, 'r');
     const { mode } = await handle.stat();
-    if ((mode & 0o004) !== 0) warn(`everyone on this machine can read ${file}; run: chmod 600 ${file}`);
+    if ((mode & 0o004) !== 0) warn(`${file} is readable by every user; run: chmod 600 ${file}`);
     const { bytesRead, buffer } = await handle.read(Buffer.alloc(4096), 0, 4096, null);
     return buffer.toString('utf8', 0, bytesRead).trim();
   } catch (cause) {
     const why = errnoOf(cause) ?? 'unknown';
-    throw new StowageError(`the token file ${file} cannot be read (${why})`, {
+    throw new StowageError(`cannot read the token file ${file} (${why})`, {
       code: why === 'EACCES' ? 'denied' : 'invalid',
       reason: 'token-file',
-      action: 'Name a file that holds one token; make a token with: stowage token create',
+      action: 'Pass a file that contains one token; create a token with: stowage token create',
       cause,
     });
   }

@@ -8,27 +8,25 @@ export function addControllerCommands(program: StowageCommand, act: MakeAction):
   program
     .command('controller')
     .description(
-      'Run the controller of a Kubernetes cluster, until Ctrl-C. It creates the volumes of claims, on the stores that Store\n' +
-        'objects define. If several controllers run, one of them leads.',
+      'Run the controller of a Kubernetes cluster until Ctrl-C. It provisions the volumes of PersistentVolumeClaims on the stores\n' +
+        'that Store objects define. If several controllers run, one is the leader.',
     )
-    .option('--state <dir>', 'folder for state that may be lost')
-    .option('--kubeconfig <file>', 'how to reach the cluster (default: as the pod it runs in)')
+    .option('--state <dir>', 'folder for disposable state')
+    .option('--kubeconfig <file>', 'kubeconfig file (default: the service account of the pod)')
     .option(
       '--namespace <name>',
-      "namespace of its Lease, certificate and address (default: the pod's or the file's own)",
+      'namespace of its Lease, certificate and address (default: the namespace of the pod or of the kubeconfig)',
     )
-    .option('--health <address>', 'host:port for /healthz and /readyz, :port for every address, or none (default)')
+    .option('--health <address>', 'host:port of /healthz and /readyz, :port for all addresses, or none (default)')
     .option(
       '--listen <address>',
-      'host:port for agents and users, by HTTPS, :port for every address, or none (default); POD_IP is the address that others use',
+      'host:port of the HTTPS server for agents and users, :port for all addresses, or none (default); POD_IP is the advertised address',
     )
     .option(
       '--tls-secret <name>',
-      'Secret with a certificate that another program maintains (default: its own certificate)',
+      'Secret with a certificate that another program renews (default: the controller issues its own)',
     )
-    .addOption(
-      new Option('--log-level <level>', 'how much to log').choices(['debug', 'info', 'warn', 'error', 'silent']),
-    )
+    .addOption(new Option('--log-level <level>', 'log level').choices(['debug', 'info', 'warn', 'error', 'silent']))
     .example('stowage controller --health :8081 --listen :8443', 'in a pod')
     .example('stowage controller --kubeconfig ~/.kube/config --namespace stowage', 'from outside the cluster')
     .action(act((session: Session, options: ControllerOptions) => session.services.controller(options)));

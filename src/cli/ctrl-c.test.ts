@@ -18,8 +18,8 @@ test('Ctrl-C does not wait for work that reacts to it late', async () => {
     stdout: '',
     stderr:
       'cancelling: volume.delete local/demo\n' +
-      'error: volume.delete of local/demo was asked to stop, but has not stopped yet\n' +
-      'action: See how it ends with: stowage operations show op1-x\n',
+      'error: cancelled volume.delete of local/demo, but it has not stopped yet\n' +
+      'action: Check its state with: stowage operations show op1-x\n',
   });
   expect(server.seen.some(({ url }) => url === '/v1/operations/op1-x/cancel')).toBe(true);
 }, 5_000);

@@ -4,7 +4,7 @@ import { page, problem, run, scriptedServer, volume } from './scripted-server.ts
 describe('deleting volumes', () => {
   test.each([
     ['deleted', null, 'deleted local/demo\n'],
-    ['retained', null, 'forgot local/demo; its data are retained on the store\n'],
+    ['retained', null, 'removed local/demo; its data is retained on the store\n'],
     ['archived', '2026-01-09T03:04:05Z', 'moved local/demo to the trash until 2026-01-09 03:04 UTC\n'],
   ])('says what became of the volume: %s', async (outcome, expiresAt, said) => {
     const demo = volume('local', 'demo') as { id: string };
@@ -51,8 +51,8 @@ describe('deleting volumes', () => {
     expect(await run(server, ['volume', 'restore', 'two'])).toMatchObject({
       status: 5,
       stderr:
-        'error: 2 volumes called two are in the trash\n' +
-        'action: Name one by its id: sv1-2 (local/two, deleted 2026-01-02 03:04 UTC), sv1-3 (local/two, deleted 2026-01-02 03:04 UTC)\n',
+        'error: 2 volumes named two are in the trash\n' +
+        'action: Specify the id: sv1-2 (local/two, deleted 2026-01-02 03:04 UTC), sv1-3 (local/two, deleted 2026-01-02 03:04 UTC)\n',
     });
     expect((await run(server, ['volume', 'restore', 'none'])).status).toBe(4);
   });
@@ -73,7 +73,7 @@ describe('deleting volumes', () => {
     expect(await run(server, ['volume', 'restore', 'one'])).toMatchObject({
       status: 10,
       stderr:
-        "error: the trash cannot be searched for one: access to store 'data' is denied\n" +
+        "error: cannot search the trash for one: access to store 'data' is denied\n" +
         'action: Ask the administrator to grant access.\n',
     });
   });
@@ -88,14 +88,14 @@ describe('deleting volumes', () => {
     });
     const refused = (ref: string, action: string): object => ({
       status: 10,
-      stderr: `error: the trash cannot be searched for ${ref}: store data cannot be used now\naction: ${action}\n`,
+      stderr: `error: cannot search the trash for ${ref}: store data is unavailable\naction: ${action}\n`,
     });
-    const later = 'See why, and try again when it can be used: stowage store check data';
+    const later = 'Repair the store and retry; find the cause with: stowage store check data';
     const unknown = 'sv1-00000000-0000-4000-8000-ffffffffffff';
     expect(await run(server, ['volume', 'trash', 'purge', 'none'])).toMatchObject(refused('none', later));
     expect(await run(server, ['volume', 'restore', unknown])).toMatchObject(refused(unknown, later));
     expect(await run(server, ['volume', 'trash', 'purge', 'one'])).toMatchObject(
-      refused('one', 'If you mean this one, name its store: local/one'),
+      refused('one', 'To select the volume that was found, specify its store: local/one'),
     );
     const asked = ['GET /v1/trash', 'GET /v1/stores/data'];
     expect(server.seen.map(({ method, url }) => `${method} ${url}`)).toEqual([...asked, ...asked, ...asked]);
@@ -103,7 +103,7 @@ describe('deleting volumes', () => {
     // A failed lookup of one does not keep the others from being purged.
     expect(await run(server, ['volume', 'trash', 'purge', 'none', 'local/one'])).toMatchObject({
       status: 10,
-      stdout: 'deleted local/one for good\n',
+      stdout: 'permanently deleted local/one\n',
     });
     expect((await run(server, ['volume', 'trash', 'purge', id])).status).toBe(0);
   });

@@ -5,7 +5,7 @@ import type { StowageCommand } from './command.ts';
 import { runLongOperation } from './long-operation.ts';
 import { exitOf, invalid, ServerProblem } from './problem.ts';
 import type { MakeAction, Session } from './session.ts';
-import { age, date, shown, size } from './text.ts';
+import { age, date, escapeControls, size } from './text.ts';
 
 export function addDeletionCommands(volume: StowageCommand, act: MakeAction): void {
   volume
@@ -16,33 +16,33 @@ export function addDeletionCommands(volume: StowageCommand, act: MakeAction): vo
     )
     .argument('<volumes...>', 'store/name, name or id')
     .option('--if-revision <n>', 'only if the volume is still at this revision (one volume only)')
-    .example('stowage volume delete demo', 'what happens to the data is the store’s policy')
-    .example('stowage volume delete local/a local/b', 'several; the others are deleted even if one cannot be')
+    .example('stowage volume delete demo', 'the store’s onDelete policy decides what happens to the data')
+    .example('stowage volume delete local/a local/b', 'delete several volumes; if one fails, delete the others anyway')
     .action(act(remove));
   volume
     .command('restore')
-    .description('Take a deleted volume out of the trash.')
+    .description('Restore a deleted volume from the trash.')
     .argument('<trashed>', 'its former store/name, name or id')
-    .option('--name <new-name>', 'give it another name')
+    .option('--name <new-name>', 'restore it under this name')
     .example('stowage volume restore demo', 'restore it with the same id')
     .example('stowage volume restore local/demo --name demo-old', 'restore it under another name')
     .action(act(restore));
   const trash = volume
     .command('trash')
-    .description('Deleted volumes that can still be restored.')
-    .example('stowage volume trash list', 'what is in there?');
+    .description('List or purge deleted volumes that can still be restored.')
+    .example('stowage volume trash list', 'list the trash');
   trash
     .command('list')
     .alias('ls')
     .description('List deleted volumes that can still be restored.')
-    .option('--store <store>', 'only those of this store')
-    .example('stowage volume trash list', 'and until when?')
+    .option('--store <store>', 'only volumes of this store')
+    .example('stowage volume trash list', 'deleted volumes, and when they expire')
     .action(act(listTrash));
   trash
     .command('purge')
     .description('Delete volumes in the trash permanently. Does not ask for confirmation.')
     .argument('<trashed...>', 'store/name, name or id')
-    .example('stowage volume trash purge local/demo', 'free its space now')
+    .example('stowage volume trash purge local/demo', 'free the space of the volume now')
     .action(act(purge));
 }
 
@@ -80,11 +80,7 @@ async function remove(session: Session, refs: readonly string[], options: Revisi
   const { client, out } = session;
   const ifRevision = parseRevision(options);
   if (ifRevision !== undefined && refs.length > 1) {
-    throw invalid(
-      'a revision was given for several volumes',
-      'revision-ambiguous',
-      'Delete them one by one with --if-revision.',
-    );
+    throw invalid('--if-revision applies to a single volume', 'revision-ambiguous', 'Delete the volumes one by one.');
   }
   const paths = new Map(refs.map((ref) => [ref, `/v1/volumes/${refPath(ref)}`]));
   return await forEachVolume(session, refs, async (ref) => {
@@ -102,7 +98,7 @@ function deletionText(volume: VolumeJson, deletion: DeletionJson | undefined): s
   const { outcome, expiresAt } = deletion ?? { outcome: 'deleted', expiresAt: null };
   switch (outcome) {
     case 'retained':
-      return `forgot ${qualifiedName(volume)}; its data are retained on the store`;
+      return `removed ${qualifiedName(volume)}; its data is retained on the store`;
     case 'archived':
       return `moved ${qualifiedName(volume)} to the trash${expiresAt === null ? '' : ` until ${date(expiresAt)}`}`;
     case 'deleted':
@@ -124,7 +120,7 @@ async function findTrashed({ client }: Session, ref: string): Promise<TrashEntry
     throw lookupIncomplete(ref, silent, only, await storeProblem(client, silent));
   if (only !== undefined && more.length === 0) return only;
   if (only === undefined) {
-    throw new StowageError(`no volume ${shown(ref)} is in the trash`, {
+    throw new StowageError(`volume ${escapeControls(ref)} is not in the trash`, {
       code: 'not-found',
       reason: 'trash-not-found',
       action: 'List the trash: stowage volume trash list',
@@ -133,10 +129,10 @@ async function findTrashed({ client }: Session, ref: string): Promise<TrashEntry
   const which = found
     .map((entry) => `${entry.id} (${entry.store}/${entry.name}, deleted ${date(entry.deletedAt)})`)
     .join(', ');
-  throw new StowageError(`${found.length} volumes called ${shown(ref)} are in the trash`, {
+  throw new StowageError(`${found.length} volumes named ${escapeControls(ref)} are in the trash`, {
     code: 'conflict',
     reason: 'trash-ambiguous',
-    action: `Name one by its id: ${which}`,
+    action: `Specify the id: ${which}`,
   });
 }
 
@@ -152,14 +148,15 @@ function lookupIncomplete(
   found: TrashEntryJson | undefined,
   problem: StoreJson['problem'] | undefined,
 ): StowageError {
-  const down = problem?.message ?? `store ${shown(store)} cannot be used now`;
-  return new StowageError(`the trash cannot be searched for ${shown(ref)}: ${down}`, {
+  const down = problem?.message ?? `store ${escapeControls(store)} is unavailable`;
+  return new StowageError(`cannot search the trash for ${escapeControls(ref)}: ${down}`, {
     code: 'unavailable',
     reason: 'trash-lookup-incomplete',
     action:
       found === undefined
-        ? (problem?.action ?? `See why, and try again when it can be used: stowage store check ${shown(store)}`)
-        : `If you mean this one, name its store: ${qualifiedName(found)}`,
+        ? (problem?.action ??
+          `Repair the store and retry; find the cause with: stowage store check ${escapeControls(store)}`)
+        : `To select the volume that was found, specify its store: ${qualifiedName(found)}`,
   });
 }
 
@@ -174,14 +171,14 @@ async function restore(session: Session, ref: string, options: { readonly name?:
   });
   const volume = restored ?? (await client.get<VolumeJson>(`/v1/volumes/${encodeURIComponent(entry.id)}`));
   if (out.json) return out.value(volume);
-  out.line(out.quiet ? shown(volume.id) : `restored ${qualifiedName(volume)}`);
+  out.line(out.quiet ? escapeControls(volume.id) : `restored ${qualifiedName(volume)}`);
 }
 
 async function listTrash(session: Session, options: { readonly store?: string }): Promise<void> {
   const { items, unanswered } = await session.client.listOverStores<TrashEntryJson>('/v1/trash', { ...options });
   const of = options.store ?? (unanswered.length > 0 ? 'the other stores' : undefined);
-  printTrash(session, items, of === undefined ? 'the trash is empty' : `nothing of ${of} is in the trash`);
-  session.out.unanswered(unanswered, 'its trash is not shown');
+  printTrash(session, items, of === undefined ? 'the trash is empty' : `no volume of ${of} is in the trash`);
+  session.out.noteUnanswered(unanswered, 'its trash is not shown');
 }
 
 function printTrash({ out, clock }: Session, entries: readonly TrashEntryJson[], nothing: string): void {
@@ -193,7 +190,7 @@ function printTrash({ out, clock }: Session, entries: readonly TrashEntryJson[],
     entry.id,
   ];
   if (out.json) out.value(entries);
-  else if (out.quiet) entries.forEach((entry) => void out.line(shown(entry.id)));
+  else if (out.quiet) entries.forEach((entry) => void out.line(escapeControls(entry.id)));
   else if (entries.length === 0) out.note(nothing);
   else out.table(['VOLUME', 'SIZE', 'DELETED', 'KEPT UNTIL', 'ID'], entries.map(row));
 }
@@ -204,7 +201,7 @@ async function purge(session: Session, refs: readonly string[]): Promise<number>
   return await forEachVolume(session, refs, async (ref) => {
     const entry = await findTrashed(session, ref);
     await runLongOperation(session, { method: 'DELETE', path: `/v1/trash/${encodeURIComponent(entry.id)}` });
-    out.reportDone(`deleted ${qualifiedName(entry)} for good`);
+    out.reportDone(`permanently deleted ${qualifiedName(entry)}`);
     return { id: entry.id, store: entry.store, name: entry.name };
   });
 }

@@ -77,7 +77,7 @@ describe('following events', () => {
   test('fails at once without a server', async () => {
     expect(await run({ socket: '/nonexistent/s.sock' }, ['events'])).toMatchObject({
       status: 10,
-      stderr: expect.stringContaining('error: no Stowage server answers at /nonexistent/s.sock (ENOENT)'),
+      stderr: expect.stringContaining('error: cannot connect to a Stowage server at /nonexistent/s.sock (ENOENT)'),
     });
   });
 });

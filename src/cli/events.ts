@@ -3,15 +3,15 @@ import type { EventJson, OperationJson } from '#front/rest/schemas.ts';
 import type { StowageCommand } from './command.ts';
 import type { MakeAction, Session } from './session.ts';
 import type { ServerEvent } from './sse.ts';
-import { shown } from './text.ts';
+import { escapeControls } from './text.ts';
 
 /** Longer than a restart takes. After this time without a server, the command fails. */
-const restartMs = 10_000;
+const maxRestartMs = 10_000;
 
 export function addEventCommands(program: StowageCommand, act: MakeAction): void {
   program
     .command('events')
-    .description('Follow what changes: volumes, stores, mounts, operations. Until Ctrl-C.')
+    .description('Stream changes of volumes, stores, mounts and operations until Ctrl-C.')
     .example('stowage events', 'one line for each change')
     .example('stowage events --json | jq -c "select(.type == \\"volume.created\\")"', 'one JSON object per line')
     .action(
@@ -19,8 +19,10 @@ export function addEventCommands(program: StowageCommand, act: MakeAction): void
         followEvents(session, (event) => {
           const { out } = session;
           if (out.json) return out.event(event);
-          if (out.quiet) return out.line(shown(event.subject));
-          out.line(`${shown(event.at)}  ${shown(event.type.padEnd(20))}  ${shown(subjectText(event))}`);
+          if (out.quiet) return out.line(escapeControls(event.subject));
+          out.line(
+            `${escapeControls(event.at)}  ${escapeControls(event.type.padEnd(20))}  ${escapeControls(subjectText(event))}`,
+          );
         }),
       ),
     );
@@ -35,35 +37,41 @@ function subjectText(event: EventJson): string {
 }
 
 /** Calls back for each event until Ctrl-C or until the output is closed. Reconnects after a restart of the server. */
-export async function followEvents(session: Session, tell: (event: EventJson) => void): Promise<void> {
+export async function followEvents(session: Session, onEvent: (event: EventJson) => void): Promise<void> {
   const { client, clock, io, out } = session;
-  const until = AbortSignal.any([io.signal, session.outputClosed]);
-  let last: string | undefined;
-  let lostAt: number | undefined;
-  let known = false;
-  while (!until.aborted) {
+  const stopSignal = AbortSignal.any([io.signal, session.outputClosed]);
+  let lastEventId: string | undefined;
+  let disconnectedAt: number | undefined;
+  let wasConnected = false;
+  while (!stopSignal.aborted) {
     try {
-      for await (const event of client.events(last, until)) {
-        lostAt = undefined;
-        known = true;
-        last = event.id ?? last;
+      for await (const event of client.events(lastEventId, stopSignal)) {
+        disconnectedAt = undefined;
+        wasConnected = true;
+        lastEventId = event.id ?? lastEventId;
         if (event.type === 'reset') out.warn('some events were missed');
-        else if (event.type !== 'hello') tell(eventOf(event, clock.now()));
-        if (until.aborted) break;
+        else if (event.type !== 'hello') onEvent(eventOf(event, clock.now()));
+        if (stopSignal.aborted) break;
       }
-      known = true;
+      wasConnected = true;
     } catch (thrown) {
-      if (until.aborted) break;
-      const restarting = thrown instanceof StowageError && thrown.code === 'unavailable' && (known || isBroken(thrown));
-      if (!restarting || clock.now() - (lostAt ?? clock.now()) > restartMs) throw thrown;
-      known = true;
+      if (stopSignal.aborted) break;
+      const restarting =
+        thrown instanceof StowageError && thrown.code === 'unavailable' && (wasConnected || isBroken(thrown));
+      if (!restarting || clock.now() - (disconnectedAt ?? clock.now()) > maxRestartMs) throw thrown;
+      wasConnected = true;
     }
-    lostAt ??= clock.now();
-    await clock.sleep(250, until).catch(() => undefined);
+    disconnectedAt ??= clock.now();
+    await clock.sleep(250, stopSignal).catch(() => undefined);
   }
   // A closed output is a success. Ctrl-C gives the exit status of an interrupted program, without a message.
   if (session.outputClosed.aborted) return;
-  throw new StowageError('interrupted', { code: 'canceled', reason: 'interrupted', action: '', cause: until.reason });
+  throw new StowageError('interrupted', {
+    code: 'canceled',
+    reason: 'interrupted',
+    action: '',
+    cause: stopSignal.reason,
+  });
 }
 
 const isBroken = (thrown: StowageError): boolean => thrown.reason === 'connection-broken';

@@ -12,14 +12,14 @@ export function exitCodes(): ExitCode[] {
   const failures = [...byExit].map(([exit, entries]) => ({
     exit,
     codes: entries.map(([code]) => code),
-    meaning: entries.map(([, { title }]) => title).join('; ') + (extra[exit] ?? ''),
+    meaning: entries.map(([, { title }]) => title).join('; ') + (addedMeanings[exit] ?? ''),
   }));
-  return [{ exit: 0, codes: [], meaning: 'Done' }, ...failures].sort((a, b) => a.exit - b.exit);
+  return [{ exit: 0, codes: [], meaning: 'Success' }, ...failures].sort((a, b) => a.exit - b.exit);
 }
 
-const extra: Readonly<Record<number, string>> = {
-  1: '; or doctor or store check found something wrong',
-  2: '; or the command line was not understood',
+const addedMeanings: Readonly<Record<number, string>> = {
+  1: '; or doctor or store check found a problem',
+  2: '; or invalid command line',
 };
 
 /** For the program's help; `stowage help exit-codes` adds the error codes. */
@@ -31,11 +31,11 @@ export const exitCodeLines = (): string[] => [
 export function exitCodeTopic(): string[] {
   const wide = Math.max(...exitCodes().map(({ codes }) => codes.join(', ').length));
   return [
-    'Exit status, the codes of errors it stands for (as --json prints them), and what they mean:',
+    'Exit statuses, their error codes (as printed with --json) and meanings:',
     ...exitCodes().map(
       ({ exit, codes, meaning }) => `  ${String(exit).padStart(3)}  ${codes.join(', ').padEnd(wide)}  ${meaning}`,
     ),
     '',
-    'When a command is about several volumes, the first failure counts.',
+    'If a command fails for several volumes, it exits with the status of the first failure.',
   ];
 }

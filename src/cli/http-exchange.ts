@@ -34,9 +34,9 @@ export class ConnectionFailure extends Error {
   }
 }
 
-const connectMs = 10_000;
+const connectTimeoutMs = 10_000;
 /** More than any answer: lists are paged. */
-const maxAnswer = 64 << 20;
+const maxResponseBytes = 64 << 20;
 
 function targetFor(where: ServerAddress): HttpTarget {
   if (where.kind === 'socket') return socketTarget(where.path);
@@ -74,8 +74,8 @@ export async function send(where: ServerAddress, out: OutgoingRequest, signal: A
   const sent = startRequest(targetFor(where), call, signal);
   // The caller's deadline may be long or absent, so connecting has its own timeout.
   const timer = setTimeout(
-    () => sent.destroy(Object.assign(new Error('connecting took too long'), { code: 'ETIMEDOUT' })),
-    connectMs,
+    () => sent.destroy(Object.assign(new Error('connect timeout'), { code: 'ETIMEDOUT' })),
+    connectTimeoutMs,
   );
   sent.on('socket', (socket) => {
     socket.setKeepAlive(true, 30_000);
@@ -94,7 +94,7 @@ export async function send(where: ServerAddress, out: OutgoingRequest, signal: A
 
 export async function readBody(answer: IncomingMessage, signal: AbortSignal): Promise<string> {
   try {
-    return await readText(answer, maxAnswer);
+    return await readText(answer, maxResponseBytes);
   } catch (cause) {
     answer.destroy();
     signal.throwIfAborted();

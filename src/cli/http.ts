@@ -65,38 +65,41 @@ export interface Deadline {
 }
 
 /** How long to retry after the server went away during a request: longer than a restart takes. */
-const restartMs = 10_000;
+const maxRestartMs = 10_000;
 
 export function createClient(
-  find: () => Promise<ServerAddress>,
+  findAddress: () => Promise<ServerAddress>,
   clock: Clock,
   signal: AbortSignal,
   deadline: Deadline,
   /** Shows the user that the program waits, until disposed. */
-  waiting: () => Disposable,
+  showWaiting: () => Disposable,
 ): Client {
-  async function ask(out: OutgoingRequest, how: RequestOptions & { readonly long?: boolean }): Promise<ServerAnswer> {
-    const where = await find();
+  async function sendRequest(
+    out: OutgoingRequest,
+    how: RequestOptions & { readonly long?: boolean },
+  ): Promise<ServerAnswer> {
+    const where = await findAddress();
     const ms = how.long === true && !deadline.explicit ? 2 ** 31 - 1 : deadline.ms;
     using limit = clock.deadline(ms, how.signal ?? signal);
-    using _ = waiting();
-    let giveUpAt = how.waitForRestart === true ? clock.now() + restartMs : undefined;
+    using _ = showWaiting();
+    let giveUpAt = how.waitForRestart === true ? clock.now() + maxRestartMs : undefined;
     for (let pause = 50; ; pause = Math.min(pause * 2, 500)) {
       let answer: ServerAnswer | undefined;
       try {
         answer = await exchange(where, out, limit.signal);
       } catch (thrown) {
         if (limit.signal.aborted) throw interruptedError(limit.signal.reason, where, out.method);
-        if (!(thrown instanceof ConnectionFailure)) throw unreadable(thrown, where);
-        if (giveUpAt === undefined && !thrown.connected) throw unreachable(where, thrown);
-        giveUpAt ??= clock.now() + restartMs;
+        if (!(thrown instanceof ConnectionFailure)) throw invalidAnswerError(thrown, where);
+        if (giveUpAt === undefined && !thrown.connected) throw unreachableError(where, thrown);
+        giveUpAt ??= clock.now() + maxRestartMs;
         if (clock.now() >= giveUpAt)
-          throw thrown.connected ? connectionBroken(where, thrown) : unreachable(where, thrown);
+          throw thrown.connected ? connectionBrokenError(where, thrown) : unreachableError(where, thrown);
       }
-      if (restarting(answer)) giveUpAt ??= clock.now() + restartMs;
-      const wait =
-        giveUpAt !== undefined && clock.now() < giveUpAt && (restarting(answer) || isBusy(answer, out.method));
-      if (answer !== undefined && !wait) return checkedAnswer(answer, where);
+      if (isRestarting(answer)) giveUpAt ??= clock.now() + maxRestartMs;
+      const shouldRetry =
+        giveUpAt !== undefined && clock.now() < giveUpAt && (isRestarting(answer) || isBusy(answer, out.method));
+      if (answer !== undefined && !shouldRetry) return requireSuccess(answer, where);
       await clock.sleep(pause, limit.signal).catch(() => {
         throw interruptedError(limit.signal.reason, where, out.method);
       });
@@ -110,7 +113,7 @@ export function createClient(
     const seen = new Set<string>();
     for (let after: string | undefined; ; ) {
       const page = await get<Page<T>>(path, { ...query, after });
-      if (!Array.isArray(page?.items)) throw unreadable('a list without items', await find());
+      if (!Array.isArray(page?.items)) throw invalidAnswerError('a list without items', await findAddress());
       items.push(...page.items);
       // Servers of earlier versions leave this out.
       for (const store of page.unanswered ?? []) unanswered.add(store);
@@ -118,13 +121,13 @@ export function createClient(
       after = page.next ?? undefined;
       if (after === undefined) return { items, unanswered: [...unanswered], unreached };
       // A faulty server must not make this loop endless.
-      if (seen.has(after)) throw unreadable('the same page twice', await find());
+      if (seen.has(after)) throw invalidAnswerError('the same page twice', await findAddress());
       seen.add(after);
     }
   }
 
   async function get<T>(path: string, query?: Query, how: RequestOptions = {}): Promise<T> {
-    return (await ask({ method: 'GET', path: path + queryString(query) }, how)).body as T;
+    return (await sendRequest({ method: 'GET', path: path + queryString(query) }, how)).body as T;
   }
 
   return {
@@ -136,25 +139,25 @@ export function createClient(
       if (change.ifRevision !== undefined) headers['if-match'] = `"${change.ifRevision}"`;
       if (change.background === true) headers['prefer'] = 'respond-async';
       const body = change.body === undefined ? {} : { body: JSON.stringify(change.body) };
-      return ask({ method: change.method, path: change.path, headers, ...body }, change);
+      return sendRequest({ method: change.method, path: change.path, headers, ...body }, change);
     },
     events: async function* (last, until) {
-      const where = await find();
+      const where = await findAddress();
       try {
-        yield* follow(where, last, until);
+        yield* streamEvents(where, last, until);
       } catch (cause) {
         if (until.aborted) throw interruptedError(until.reason, where, 'GET');
-        if (cause instanceof RangeError) throw unreadable(cause.message, where);
+        if (cause instanceof RangeError) throw invalidAnswerError(cause.message, where);
         if (cause instanceof StowageError || cause instanceof ServerProblem) throw cause;
-        const broken =
+        const failure =
           cause instanceof ConnectionFailure ? cause : new ConnectionFailure('the connection failed', { cause });
-        throw broken.connected ? connectionBroken(where, broken) : unreachable(where, broken);
+        throw failure.connected ? connectionBrokenError(where, failure) : unreachableError(where, failure);
       }
     },
   };
 }
 
-async function* follow(
+async function* streamEvents(
   where: ServerAddress,
   last: string | undefined,
   until: AbortSignal,
@@ -181,7 +184,7 @@ async function exchange(where: ServerAddress, out: OutgoingRequest, signal: Abor
 }
 
 /** The server answered that it is stopping or starting. */
-const restarting = (answer: ServerAnswer | undefined): boolean =>
+const isRestarting = (answer: ServerAnswer | undefined): boolean =>
   ['stopping', 'starting'].includes(parseProblem(answer?.body)?.problem.reason ?? '');
 
 /** After a broken connection, the first request may still run on the server under the same key. */
@@ -197,58 +200,59 @@ function parse(text: string): unknown {
   }
 }
 
-function checkedAnswer(answer: ServerAnswer, where: ServerAddress): ServerAnswer {
+function requireSuccess(answer: ServerAnswer, where: ServerAddress): ServerAnswer {
   const ok = answer.status >= 200 && answer.status < 300;
   if (ok && answer.body !== unparsed) return answer;
-  throw ok ? unreadable(`status ${answer.status}`, where) : problemFromAnswer(answer, where);
+  throw ok ? invalidAnswerError(`status ${answer.status}`, where) : problemFromAnswer(answer, where);
 }
 
 function problemFromAnswer({ status, body }: ServerAnswer, where: ServerAddress): Error {
   const problem = parseProblem(body) ?? (where.kind === 'cluster' ? apiServerError(status, body, where) : undefined);
-  return problem ?? unreadable(`status ${status}`, where);
+  return problem ?? invalidAnswerError(`status ${status}`, where);
 }
 
-function unreadable(cause: unknown, where: ServerAddress): StowageError {
+function invalidAnswerError(cause: unknown, where: ServerAddress): StowageError {
   if (cause instanceof StowageError) return cause;
   const why =
-    cause instanceof AnswerTooLarge ? cause.message : typeof cause === 'string' ? cause : 'not a valid answer';
-  return new StowageError(`the answer from ${addressText(where)} is not from a Stowage server (${why})`, {
+    cause instanceof AnswerTooLarge ? cause.message : typeof cause === 'string' ? cause : 'malformed response';
+  return new StowageError(`the response from ${addressText(where)} is not a valid Stowage response (${why})`, {
     code: 'internal',
     reason: 'answer-unreadable',
-    action: 'Check that the address is that of Stowage, and that server and command line have the same version.',
+    action:
+      'Check that the address belongs to a Stowage server, and that the server and this program have the same version.',
     cause,
   });
 }
 
 function interruptedError(reason: unknown, where: ServerAddress, method: string): StowageError {
   if (reason instanceof DeadlineExceeded) {
-    return new StowageError(`${addressText(where)} gave no answer within ${reason.ms / 1000} s`, {
+    return new StowageError(`no response from ${addressText(where)} within ${reason.ms / 1000} s`, {
       code: 'deadline',
       reason: 'server-no-answer',
-      action: 'See what the server is doing: stowage operations. Or wait longer: --timeout 5m',
+      action: 'List the operations of the server: stowage operations. To wait longer, add --timeout 5m',
       cause: reason,
     });
   }
   return new StowageError('interrupted', {
     code: 'canceled',
     reason: 'interrupted',
-    action: method === 'GET' ? '' : 'The server may have completed the work: see stowage operations',
+    action: method === 'GET' ? '' : 'The server may have completed the request; check: stowage operations',
     cause: reason,
   });
 }
 
-function connectionBroken(where: ServerAddress, cause: ConnectionFailure): StowageError {
-  return new StowageError(`the connection to ${addressText(where)} broke before the answer arrived`, {
+function connectionBrokenError(where: ServerAddress, cause: ConnectionFailure): StowageError {
+  return new StowageError(`lost the connection to ${addressText(where)} before the response arrived`, {
     code: 'unavailable',
     reason: 'connection-broken',
-    action: 'Check the log of the server, and what it has done (stowage operations); then repeat the command',
+    action: 'Check the log and the operations of the server (stowage operations), then repeat the command',
     cause,
   });
 }
 
-function unreachable(where: ServerAddress, cause: ConnectionFailure): StowageError {
+function unreachableError(where: ServerAddress, cause: ConnectionFailure): StowageError {
   if (cause.code === 'EACCES' || cause.code === 'EPERM') {
-    return new StowageError(`you are not permitted to use ${addressText(where)}`, {
+    return new StowageError(`permission denied while connecting to ${addressText(where)}`, {
       code: 'denied',
       reason: 'socket-denied',
       action: 'Run the command as the user who started the server, or use --url with a token.',
@@ -256,17 +260,17 @@ function unreachable(where: ServerAddress, cause: ConnectionFailure): StowageErr
     });
   }
   if (where.kind === 'cluster')
-    return new StowageError(`the API server at ${where.server.origin} cannot be reached (${cause.code})`, {
+    return new StowageError(`cannot reach the API server at ${where.server.origin} (${cause.code})`, {
       code: 'unavailable',
       reason: 'kubernetes-unreachable',
-      action: 'Check that this works: kubectl version. Choose another cluster with --context NAME.',
+      action: 'Check the connection: kubectl version. Select another cluster with --context NAME.',
       cause,
     });
   const other = where.kind === 'socket' ? '--socket or STOWAGE_SOCKET' : '--url or STOWAGE_URL';
-  return new StowageError(`no Stowage server answers at ${addressText(where)} (${cause.code})`, {
+  return new StowageError(`cannot connect to a Stowage server at ${addressText(where)} (${cause.code})`, {
     code: 'unavailable',
     reason: 'server-not-running',
-    action: `Start one with: stowage up. If it runs elsewhere, name its address with ${other}.`,
+    action: `Start the server with: stowage up. If it listens elsewhere, set ${other}.`,
     cause,
   });
 }

@@ -1,6 +1,6 @@
 import type { ServerResponse } from 'node:http';
 import { expect, test } from 'vitest';
-import { childrenOf, walk } from './command-tree.ts';
+import { childrenOf, commandTree } from './command-tree.ts';
 import { createProgram } from './program.ts';
 import { page, problem, run, scriptedServer, volume } from './scripted-server.ts';
 
@@ -145,7 +145,7 @@ test('each event is one line of JSON', async () => {
 
 test('this file covers every command except servers, streams and help', () => {
   const noAct = () => async () => undefined;
-  const leaves = walk(createProgram({ version: '', program: 'stowage' }, noAct)).filter(
+  const leaves = commandTree(createProgram({ version: '', program: 'stowage' }, noAct)).filter(
     ({ command }) => childrenOf(command).length === 0,
   );
   const here = [...cases, ...silent].map(([words]) => words);

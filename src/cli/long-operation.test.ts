@@ -114,7 +114,7 @@ describe('long work', () => {
       stderr:
         'cancelling: volume.delete local/demo\n' +
         'error: volume.delete of local/demo was cancelled\n' +
-        'action: Repeat the command when you want it done; repeating is safe.\n',
+        'action: Repeat the command to run it again; this is safe.\n',
     });
   });
 
@@ -146,7 +146,7 @@ describe('long work', () => {
     expect(await run(server, ['volume', 'create', 'x'], { signal: interrupt.signal })).toEqual({
       status: 130,
       stdout: '',
-      stderr: 'error: interrupted\naction: The server may have completed the work: see stowage operations\n',
+      stderr: 'error: interrupted\naction: The server may have completed the request; check: stowage operations\n',
     });
   });
 });

@@ -5,9 +5,9 @@ import { ServerProblem } from './problem.ts';
 import { createProgressBar, noProgressBar, type ProgressBar } from './progress.ts';
 import type { Session } from './session.ts';
 
-const pollMs = 200;
+const pollIntervalMs = 200;
 /** How long to wait for a cancelled operation to end. An operation that waits for an unreachable server takes longer. */
-const cancelMs = 1_000;
+const cancelTimeoutMs = 1_000;
 
 /**
  * Runs work that can take long. On a terminal it runs in the background of the server, with a progress bar, and Ctrl-C cancels it; otherwise
@@ -27,7 +27,7 @@ function failure(operation: OperationJson): Error {
     code: 'canceled',
     reason: 'canceled',
     message: `${operation.kind} of ${operation.subject} was cancelled`,
-    action: 'Repeat the command when you want it done; repeating is safe.',
+    action: 'Repeat the command to run it again; this is safe.',
   };
   return new ServerProblem({ detail: message, ...rest });
 }
@@ -37,10 +37,10 @@ async function follow(session: Session, started: OperationJson): Promise<Operati
   using bar: ProgressBar = session.isInteractive ? createProgressBar(io.stderr, clock) : noProgressBar();
   let operation = started;
   // Poll quickly at first, then five times a second.
-  for (let pause = 10; operation.state === 'running'; pause = Math.min(pause * 2, pollMs)) {
+  for (let pause = 10; operation.state === 'running'; pause = Math.min(pause * 2, pollIntervalMs)) {
     try {
       await clock.sleep(pause, io.signal);
-      operation = await client.get<OperationJson>(pathOf(operation), undefined, { waitForRestart: true });
+      operation = await client.get<OperationJson>(operationPath(operation), undefined, { waitForRestart: true });
       if (operation.state === 'running') bar.show(operation);
     } catch (thrown) {
       if (!io.signal.aborted) throw thrown;
@@ -51,30 +51,32 @@ async function follow(session: Session, started: OperationJson): Promise<Operati
   return operation;
 }
 
-const pathOf = (operation: OperationJson): string => `/v1/operations/${encodeURIComponent(operation.id)}`;
+const operationPath = (operation: OperationJson): string => `/v1/operations/${encodeURIComponent(operation.id)}`;
 
 /** The user's signal is aborted, so cancelling uses its own deadline. A second Ctrl-C ends the process. */
 async function cancel(session: Session, operation: OperationJson): Promise<OperationJson> {
   const { client, clock, out } = session;
-  using limit = clock.deadline(cancelMs, new AbortController().signal);
+  using limit = clock.deadline(cancelTimeoutMs, new AbortController().signal);
   const how = { signal: limit.signal, waitForRestart: true };
   out.note(`cancelling: ${operation.kind} ${operation.subject}`);
   try {
-    await client.change({ method: 'POST', path: `${pathOf(operation)}/cancel`, ...how }).catch((thrown: unknown) => {
-      // The operation has just ended; the next request says how.
-      if (!(thrown instanceof ServerProblem)) throw thrown;
-    });
+    await client
+      .change({ method: 'POST', path: `${operationPath(operation)}/cancel`, ...how })
+      .catch((thrown: unknown) => {
+        // The operation has just ended; the next request says how.
+        if (!(thrown instanceof ServerProblem)) throw thrown;
+      });
     for (;;) {
-      const now = await client.get<OperationJson>(pathOf(operation), undefined, how);
+      const now = await client.get<OperationJson>(operationPath(operation), undefined, how);
       if (now.state === 'done') out.note(`too late to cancel: ${operation.kind} ${operation.subject} is done`);
       if (now.state !== 'running') return now;
-      await clock.sleep(pollMs, limit.signal);
+      await clock.sleep(pollIntervalMs, limit.signal);
     }
   } catch (cause) {
-    throw new StowageError(`${operation.kind} of ${operation.subject} was asked to stop, but has not stopped yet`, {
+    throw new StowageError(`cancelled ${operation.kind} of ${operation.subject}, but it has not stopped yet`, {
       code: 'canceled',
       reason: 'cancel-pending',
-      action: `See how it ends with: stowage operations show ${operation.id}`,
+      action: `Check its state with: stowage operations show ${operation.id}`,
       cause,
     });
   }

@@ -25,7 +25,7 @@ test('a volume can be mounted, and unmounted by path or by volume and path', asy
   expect((await run(server, ['unmount', 'local/demo', '/mnt/demo'])).stdout).toBe('unmounted /mnt/demo\n');
   expect(await run(server, ['unmount', '/mnt/other'])).toMatchObject({
     status: 4,
-    stderr: 'error: no volume is mounted at /mnt/other\naction: See what is mounted with: stowage mounts\n',
+    stderr: 'error: no volume is mounted at /mnt/other\naction: List the mounts: stowage mounts\n',
   });
   expect((await run(server, ['mounts'])).stdout.split('\n')[1]).toMatch(
     /^local\/demo {2}\/mnt\/demo {2}ro {4}mounted {2}here {2}\d+s$/,

@@ -55,5 +55,5 @@ test.each<readonly [readonly string[], Partial<UpOptions>]>([
 test.each(['0', '65536', 'x'])('stowage up --nfs %s is refused', async (port) => {
   const { status, stderr } = await run(undefined, ['up', '--nfs', port]);
   expect(status).toBe(2);
-  expect(stderr).toContain(`'${port}' is not a number that --nfs takes`);
+  expect(stderr).toContain(`'${port}' is not a valid number for --nfs`);
 });

@@ -4,7 +4,7 @@ import { collect, type StowageCommand } from './command.ts';
 import type { NfsMapping, NfsServed, NfsServeOptions } from './io.ts';
 import { invalid } from './problem.ts';
 import type { MakeAction, Session } from './session.ts';
-import { shellWord, shown } from './text.ts';
+import { escapeControls, shellWord } from './text.ts';
 
 /** The options as commander parses them. */
 interface NfsServeFlags {
@@ -32,58 +32,66 @@ interface NfsServeFlags {
 export function addNfsCommands(program: StowageCommand, act: MakeAction): void {
   const nfs = program
     .command('nfs')
-    .description('Run Stowage’s own NFS server.')
+    .description('Run the built-in NFS server.')
     .example('stowage nfs serve /srv/data', 'export a directory');
   const serve = nfs
     .command('serve')
     .description(
-      'Export a directory over NFS version 3, until Ctrl-C. Needs no other part of Stowage. Without --allow only processes of the same user on this machine, and of root, may connect.',
+      'Export a directory over NFS version 3 until Ctrl-C. Works without a Stowage server. Without --allow, only processes of the same user and of root on this host may connect.',
     )
-    .argument('<dir>', 'the directory; all of it, on one file system')
-    .option('--port <port>', 'TCP port for NFS and MOUNT; 0: any that is free (default: 2049)')
+    .argument('<dir>', 'directory to export, with its whole tree on one file system')
+    .option('--port <port>', 'TCP port for NFS and MOUNT; 0 selects a free port (default: 2049)')
     .option(
       '--host <address>',
-      'address to listen on (default: 127.0.0.1, or ::1 where only that is allowed; for others: every address)',
+      'address to listen on (default: 127.0.0.1, or ::1 if --allow permits only that; all addresses if --allow permits others)',
     )
-    .option('--path <export>', 'what clients call it (default: /export)')
-    .option('--allow <network>', 'network or address that may connect, e.g. 10.0.0.0/8; can be repeated', collect)
-    .option('--privileged-ports', 'only callers with a port below 1024, which only root of their machine can use');
+    .option('--path <export>', 'export path that clients mount (default: /export)')
+    .option('--allow <network>', 'network or address that may connect, e.g. 10.0.0.0/8 (repeatable)', collect)
+    .option(
+      '--privileged-ports',
+      'accept only clients with a source port below 1024, which only root of their host can use',
+    );
   addIdentities(serve)
-    .option('--read-only', 'nothing can be changed')
-    .option('--async', 'answer before names and attributes are on the disk: faster, but not safe over a power cut')
-    .option('--tls-cert <file>', 'certificate for RPC with TLS, which callers must then use')
-    .option('--tls-key <file>', 'its private key')
-    .option('--tls-ca <file>', 'callers must show a certificate that this authority signed')
+    .option('--read-only', 'export the directory read-only')
+    .option('--async', 'reply before names and attributes are on disk: faster, but a power failure can lose them')
+    .option('--tls-cert <file>', 'certificate for RPC-with-TLS; clients must then use TLS')
+    .option('--tls-key <file>', 'private key of the certificate')
+    .option('--tls-ca <file>', 'require a client certificate that this CA has signed')
     .option(
       '--tls-confine <name>',
-      'callers with this common name in their certificate only use volumes that they were given handles of: they cannot mount, and cannot reach .stowage; needs --tls-ca; can be repeated',
+      'clients with this common name in their certificate can only use volumes whose file handles they received: they cannot mount the export or reach .stowage; requires --tls-ca (repeatable)',
       collect,
     )
-    .option('--tls-optional', 'also serve callers that do not use TLS')
-    .option('--portmapper <port>', 'answer as a portmapper there, for clients that ask one (they look at 111)')
-    .option('--state <dir>', 'where the secret of the file handles is kept (default: in the state folder)')
-    .example('stowage nfs serve /srv/data', 'for this user on this machine')
+    .option('--tls-optional', 'also accept clients without TLS')
+    .option(
+      '--portmapper <port>',
+      'also run a portmapper on this port, for clients that query one (usually on port 111)',
+    )
+    .option('--state <dir>', 'folder for the file handle secret (default: in the state folder)')
+    .example('stowage nfs serve /srv/data', 'for processes of this user on this host')
     .example(
       'stowage nfs serve /srv/data --allow 192.168.1.0/24 --squash all',
-      'for a network; every user becomes the anonymous user',
+      'for a network; maps every user to the anonymous user',
     )
-    .example('stowage nfs serve /srv/data --read-only --port 0', 'to look at, on any port')
-    .action(act((session: Session, directory: string, given: NfsServeFlags) => run(session, directory, given)));
+    .example('stowage nfs serve /srv/data --read-only --port 0', 'read-only, on a free port')
+    .action(
+      act((session: Session, directory: string, flags: NfsServeFlags) => serveDirectory(session, directory, flags)),
+    );
 }
 
 function addIdentities(serve: StowageCommand): StowageCommand {
   return serve
     .addOption(
-      new Option('--squash <who>', 'who becomes the anonymous user (default: root; none without --allow)').choices([
+      new Option('--squash <who>', 'users to map to the anonymous user (default: root; none without --allow)').choices([
         'root',
         'all',
         'none',
       ]),
     )
-    .option('--anon-uid <uid>', 'the anonymous user (default: 65534)')
-    .option('--anon-gid <gid>', 'the anonymous group (default: 65534)')
-    .option('--map-uid <client:here>', 'a user that has another number here; can be repeated', collect)
-    .option('--map-gid <client:here>', 'a group that has another number here; can be repeated', collect);
+    .option('--anon-uid <uid>', 'uid of the anonymous user (default: 65534)')
+    .option('--anon-gid <gid>', 'gid of the anonymous user (default: 65534)')
+    .option('--map-uid <client:host>', 'map a uid of the clients to a uid of this host (repeatable)', collect)
+    .option('--map-gid <client:host>', 'map a gid of the clients to a gid of this host (repeatable)', collect);
 }
 
 const maxId = 4_294_967_294;
@@ -99,14 +107,14 @@ function optionalNumber<K extends string>(
   return text === undefined ? {} : optional(key, parseNumberArgument(flag, text, { from: 0, to }));
 }
 
-function mappings(flag: string, texts: readonly string[] = []): readonly NfsMapping[] {
+function parseMappings(flag: string, texts: readonly string[] = []): readonly NfsMapping[] {
   return texts.map((text) => {
     const [, client, here] = /^(\d{1,10}):(\d{1,10})$/.exec(text) ?? [];
     if (Number(client) <= maxId && Number(here) <= maxId) return { client: Number(client), here: Number(here) };
     throw invalid(
-      `'${shown(text)}' is not a mapping that ${flag} takes`,
+      `'${escapeControls(text)}' is not a valid mapping for ${flag}`,
       'nfs-mapping-invalid',
-      `Write the client's number, a colon, and the number here: ${flag} 1000:2000`,
+      `Write the client's id, a colon, and the host's id: ${flag} 1000:2000`,
     );
   });
 }
@@ -126,8 +134,8 @@ function optionsFrom(directory: string, given: NfsServeFlags): NfsServeOptions {
     ...optionalNumber('anonUid', '--anon-uid', given.anonUid, maxId),
     ...optionalNumber('anonGid', '--anon-gid', given.anonGid, maxId),
     allow: given.allow ?? [],
-    users: mappings('--map-uid', given.mapUid),
-    groups: mappings('--map-gid', given.mapGid),
+    users: parseMappings('--map-uid', given.mapUid),
+    groups: parseMappings('--map-gid', given.mapGid),
     privilegedPorts: given.privilegedPorts ?? false,
     readOnly: given.readOnly ?? false,
     async: given.async ?? false,
@@ -136,23 +144,25 @@ function optionsFrom(directory: string, given: NfsServeFlags): NfsServeOptions {
   };
 }
 
-function run(session: Session, directory: string, given: NfsServeFlags): Promise<number> {
+function serveDirectory(session: Session, directory: string, given: NfsServeFlags): Promise<number> {
   return session.services.nfsServe(optionsFrom(directory, given), (served) => printServed(session, served));
 }
 
 function printServed({ out, services }: Session, served: NfsServed): void {
   for (const note of served.notes) out.warn(note);
   if (out.json) out.value(served);
-  else if (out.quiet) out.line(shown(served.uri));
+  else if (out.quiet) out.line(escapeControls(served.uri));
   else printGreeting(out, served, services.program);
 }
 
 function printGreeting(out: Session['out'], served: NfsServed, program: string): void {
   const at = served.host.includes(':') ? `[${served.host}]` : served.host;
-  out.line(`stowage nfs ready: ${shown(served.directory)} is ${shown(served.path)} on ${at}:${served.port}`);
-  for (const [what, said] of Object.entries(served.about)) out.line(`  ${what.padEnd(8)} ${shown(said)}`);
+  out.line(
+    `stowage nfs ready: ${escapeControls(served.directory)} is ${escapeControls(served.path)} on ${at}:${served.port}`,
+  );
+  for (const [what, said] of Object.entries(served.about)) out.line(`  ${what.padEnd(8)} ${escapeControls(said)}`);
   out.line('');
   out.line('Try next:');
-  out.line(shown(`  ${shellWord(program)} store add ${served.name} ${shellWord(served.uri)}`));
+  out.line(escapeControls(`  ${shellWord(program)} store add ${served.name} ${shellWord(served.uri)}`));
   out.line('');
 }

@@ -4,43 +4,43 @@ import type { StowageCommand } from './command.ts';
 import { followEvents, operationOf } from './events.ts';
 import type { MakeAction, Session } from './session.ts';
 import type { Cell, Tone } from './table.ts';
-import { age, date, shown } from './text.ts';
+import { age, date, escapeControls } from './text.ts';
 
 /** The server's page limit. */
-const maxListed = 1000;
+const maxListedOperations = 1000;
 
-const pathOf = (id: string): string => `/v1/operations/${pathSegment('operation', id, 'operation-reference')}`;
+const operationPath = (id: string): string => `/v1/operations/${pathSegment('operation', id, 'operation-reference')}`;
 
 export function addOperationCommands(program: StowageCommand, act: MakeAction): void {
   const operations = program
     .command('operations')
     .alias('ops')
-    .description('Running and recent operations of the server.')
-    .example('stowage operations', 'the last twenty')
-    .example('stowage operations --watch', 'and new ones, as they start and end');
+    .description('List, show and cancel operations of the server.')
+    .example('stowage operations', 'the 20 most recent operations')
+    .example('stowage operations --watch', 'then print operations as they start and end');
   operations
     .command('list', { isDefault: true })
     .alias('ls')
     .description('List running and recent operations, the newest first.')
-    .option('--limit <n>', `how many at most, up to ${maxListed}`, '20')
+    .option('--limit <n>', `maximum number of operations, up to ${maxListedOperations}`, '20')
     .option('--watch', 'then print operations as they start and end')
-    .example('stowage operations list --limit 100', 'further back')
+    .example('stowage operations list --limit 100', 'the 100 most recent operations')
     .example('stowage operations --watch', 'until Ctrl-C')
     .action(act(list));
   operations
     .command('show')
     .description('Show one operation: its progress, its result, and its error.')
     .argument('<operation>', 'its id')
-    .example('stowage operations show op1-…', 'why did it fail?')
+    .example('stowage operations show op1-…', 'progress, result and error of an operation')
     .action(act(show));
   operations
     .command('cancel')
-    .description('Cancel a running operation. Its partial work is undone or can be repeated.')
+    .description('Cancel a running operation. Partial work is rolled back or can be repeated.')
     .argument('<operation>', 'its id')
-    .example('stowage operations cancel op1-…', 'stop it')
+    .example('stowage operations cancel op1-…', 'cancel the operation')
     .action(
       act(async ({ client, out }, id: string) => {
-        const { body } = await client.change({ method: 'POST', path: `${pathOf(id)}/cancel` });
+        const { body } = await client.change({ method: 'POST', path: `${operationPath(id)}/cancel` });
         if (out.json && body !== undefined) return out.value(body);
         const { state } = body as OperationJson;
         out.reportDone(state === 'running' ? `${id} is being cancelled` : `${id} had already ended: ${state}`);
@@ -49,7 +49,10 @@ export function addOperationCommands(program: StowageCommand, act: MakeAction): 
 }
 
 const tones: Readonly<Record<string, Tone>> = { running: 'warn', done: 'good', failed: 'bad', canceled: 'faint' };
-const state = (operation: OperationJson): Cell => ({ text: operation.state, tone: tones[operation.state] ?? 'plain' });
+const stateCell = (operation: OperationJson): Cell => ({
+  text: operation.state,
+  tone: tones[operation.state] ?? 'plain',
+});
 
 function progressText({ progress, error }: OperationJson): string {
   if (error !== null) return error.message;
@@ -59,12 +62,12 @@ function progressText({ progress, error }: OperationJson): string {
 
 async function list(session: Session, options: { readonly limit: string; readonly watch?: boolean }): Promise<void> {
   const { client, out, clock } = session;
-  const limit = parseNumberArgument('--limit', options.limit, { from: 1, to: maxListed });
+  const limit = parseNumberArgument('--limit', options.limit, { from: 1, to: maxListedOperations });
   // One page: the limit is the total.
   const { items } = await client.get<{ items: OperationJson[] }>('/v1/operations', { limit: String(limit) });
   if (options.watch === true) return await watch(session, items);
   if (out.json) return out.value(items);
-  if (out.quiet) return items.forEach((operation) => void out.line(shown(operation.id)));
+  if (out.quiet) return items.forEach((operation) => void out.line(escapeControls(operation.id)));
   if (items.length === 0) return out.note('no operations yet');
   out.table(
     ['ID', 'KIND', 'SUBJECT', 'STATE', 'STARTED', 'DETAIL'],
@@ -72,7 +75,7 @@ async function list(session: Session, options: { readonly limit: string; readonl
       one.id,
       one.kind,
       one.subject,
-      state(one),
+      stateCell(one),
       `${age(one.startedAt, clock.now())} ago`,
       progressText(one),
     ]),
@@ -80,16 +83,16 @@ async function list(session: Session, options: { readonly limit: string; readonl
 }
 
 async function show({ client, out }: Session, id: string): Promise<void> {
-  const operation = await client.get<OperationJson>(pathOf(id));
+  const operation = await client.get<OperationJson>(operationPath(id));
   if (out.json) return out.value(operation);
-  if (out.quiet) return out.line(shown(operation.id));
+  if (out.quiet) return out.line(escapeControls(operation.id));
   const { error } = operation;
   out.fields([
     ['id', operation.id],
     ['kind', operation.kind],
     ['subject', operation.subject],
     ['store', operation.store ?? '-'],
-    ['state', state(operation)],
+    ['state', stateCell(operation)],
     ['started', date(operation.startedAt)],
     ['ended', operation.endedAt === null ? '-' : date(operation.endedAt)],
     ...(operation.progress === null ? [] : [['progress', progressText({ ...operation, error: null })] as const]),
@@ -97,20 +100,20 @@ async function show({ client, out }: Session, id: string): Promise<void> {
   ]);
 }
 
-async function watch(session: Session, before: readonly OperationJson[]): Promise<void> {
+async function watch(session: Session, recent: readonly OperationJson[]): Promise<void> {
   const { out } = session;
   const operationLine = (operation: OperationJson): string => {
-    if (out.quiet) return shown(operation.id);
+    if (out.quiet) return escapeControls(operation.id);
     const at = date(operation.endedAt ?? operation.startedAt).slice(11, 16);
     const word = out.paint(tones[operation.state] ?? 'plain', operation.state.padEnd(8));
     const why = operation.error === null ? '' : `: ${operation.error.message}`;
-    return `${at}  ${word}  ${shown(`${operation.kind} ${operation.subject}${why}`)}  ${shown(operation.id)}`;
+    return `${at}  ${word}  ${escapeControls(`${operation.kind} ${operation.subject}${why}`)}  ${escapeControls(operation.id)}`;
   };
-  const tell = (operation: OperationJson): void =>
+  const printOperation = (operation: OperationJson): void =>
     out.json ? out.event(operation) : out.line(operationLine(operation));
-  [...before].reverse().forEach(tell);
+  [...recent].reverse().forEach(printOperation);
   await followEvents(session, (event) => {
     const operation = operationOf(event);
-    if (operation !== undefined && event.type !== 'operation.progress') tell(operation);
+    if (operation !== undefined && event.type !== 'operation.progress') printOperation(operation);
   });
 }

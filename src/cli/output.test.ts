@@ -78,7 +78,7 @@ describe('an empty list', () => {
     [['volume', 'list', '--label', 'a=b'], 'no volume matches; see all with: stowage volume list\n'],
     [['volume', 'list', '--store', 'local'], 'no volume matches; see all with: stowage volume list\n'],
     [['volume', 'trash', 'list'], 'the trash is empty\n'],
-    [['volume', 'trash', 'list', '--store', 'local'], 'nothing of local is in the trash\n'],
+    [['volume', 'trash', 'list', '--store', 'local'], 'no volume of local is in the trash\n'],
   ])('%j says whether there is nothing at all', async (argv, stderr) => {
     await using server = await scriptedServer({ 'GET /v1/volumes': page(), 'GET /v1/trash': page() });
     expect(await run(server, argv)).toEqual({ status: 0, stdout: '', stderr });

@@ -2,7 +2,7 @@ import type { UnreachedJson } from '#front/rest/schemas.ts';
 import type { Io } from './io.ts';
 import { problemOf } from './problem.ts';
 import { type Cell, fields, type Paint, painter, table } from './table.ts';
-import { shown, shownJson } from './text.ts';
+import { escapeControls, terminalJson } from './text.ts';
 
 export interface OutputOptions {
   readonly json: boolean;
@@ -25,9 +25,9 @@ export interface Output extends OutputOptions {
   /** A note on standard error; nothing with --quiet or --json. */
   note(text: string): void;
   /** Warns that the result is incomplete, also with --quiet and --json. */
-  unanswered(stores: readonly string[], consequence: string): void;
+  noteUnanswered(stores: readonly string[], consequence: string): void;
   /** The same for nodes of a cluster. */
-  unreached(nodes: readonly UnreachedJson[], consequence: string): void;
+  noteUnreached(nodes: readonly UnreachedJson[], consequence: string): void;
   warn(text: string): void;
   error(thrown: unknown): void;
 }
@@ -37,38 +37,43 @@ export function wantsColor(io: Io, flag: boolean): boolean {
   return flag && io.isTTY && !io.env['NO_COLOR'] && io.env['TERM'] !== 'dumb';
 }
 
-export function createOutput(io: Io, options: OutputOptions, spoken = (text: string): string => text): Output {
+export function createOutput(
+  io: Io,
+  options: OutputOptions,
+  rewriteProgramName = (text: string): string => text,
+): Output {
   const paint = painter(options.color);
   const line = (text: string): void => void io.stdout.write(`${text}\n`);
-  const aside = (text: string): void => void io.stderr.write(`${text}\n`);
+  const writeToStderr = (text: string): void => void io.stderr.write(`${text}\n`);
   return {
     ...options,
     paint,
     line,
     table: (headers, rows) => table(headers, rows, paint).forEach(line),
     fields: (pairs) => fields(pairs, paint).forEach(line),
-    value: (value) => line(shownJson(value, 2)),
-    event: (value) => line(shownJson(value)),
+    value: (value) => line(terminalJson(value, 2)),
+    event: (value) => line(terminalJson(value)),
     reportDone: (text) => {
-      if (!options.quiet && !options.json) line(shown(text));
+      if (!options.quiet && !options.json) line(escapeControls(text));
     },
     note: (text) => {
-      if (!options.quiet && !options.json) aside(shown(spoken(text)));
+      if (!options.quiet && !options.json) writeToStderr(escapeControls(rewriteProgramName(text)));
     },
-    unanswered: (stores, consequence) =>
-      stores.map(shown).forEach((store) => {
-        aside(`note: store ${store} cannot be used now; ${consequence} (why: stowage store show ${store})`);
+    noteUnanswered: (stores, consequence) =>
+      stores.map(escapeControls).forEach((store) => {
+        writeToStderr(`note: store ${store} is unavailable; ${consequence} (see: stowage store show ${store})`);
       }),
-    unreached: (nodes, consequence) =>
+    noteUnreached: (nodes, consequence) =>
       nodes.forEach(({ node, message }) => {
-        aside(`note: node ${shown(node)} could not be reached, ${consequence}: ${shown(message)}`);
+        writeToStderr(`note: cannot reach node ${escapeControls(node)}; ${consequence}: ${escapeControls(message)}`);
       }),
-    warn: (text) => aside(`${paint('warn', 'warning:')} ${shown(spoken(text))}`),
+    warn: (text) => writeToStderr(`${paint('warn', 'warning:')} ${escapeControls(rewriteProgramName(text))}`),
     error: (thrown) => {
       const problem = problemOf(thrown);
-      if (options.json) return aside(shownJson(problem));
-      aside(`${paint('bad', 'error:')} ${shown(problem.detail)}`);
-      if (problem.action !== '') aside(`${paint('strong', 'action:')} ${shown(spoken(problem.action))}`);
+      if (options.json) return writeToStderr(terminalJson(problem));
+      writeToStderr(`${paint('bad', 'error:')} ${escapeControls(problem.detail)}`);
+      if (problem.action !== '')
+        writeToStderr(`${paint('strong', 'action:')} ${escapeControls(rewriteProgramName(problem.action))}`);
     },
   };
 }

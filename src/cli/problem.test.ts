@@ -37,15 +37,15 @@ describe('error output', () => {
       status: 10,
       stdout: '',
       stderr:
-        'error: no Stowage server answers at /nonexistent/s.sock (ENOENT)\n' +
-        'action: Start one with: stowage up. If it runs elsewhere, name its address with --socket or STOWAGE_SOCKET.\n',
+        'error: cannot connect to a Stowage server at /nonexistent/s.sock (ENOENT)\n' +
+        'action: Start the server with: stowage up. If it listens elsewhere, set --socket or STOWAGE_SOCKET.\n',
     });
   });
 
   test('a server that does not answer is an error after --timeout', async () => {
     await using server = await scriptedServer({ 'GET /v1/status': () => undefined });
     const { status, stderr } = await run(server, ['status', '--timeout', '100ms']);
-    expect(stderr).toContain(`error: ${server.socket} gave no answer within 0.1 s\n`);
+    expect(stderr).toContain(`error: no response from ${server.socket} within 0.1 s\n`);
     expect(status).toBe(10);
   });
 
@@ -57,7 +57,7 @@ describe('error output', () => {
     });
     for (const argv of [['status'], ['volume', 'list'], ['store', 'list']]) {
       const { status, stderr } = await run(server, argv);
-      expect(stderr).toContain(`error: the answer from ${server.socket} is not from a Stowage server`);
+      expect(stderr).toContain(`error: the response from ${server.socket} is not a valid Stowage response`);
       expect(status).toBe(1);
     }
   });
@@ -82,25 +82,25 @@ describe('error output', () => {
 
 test.each([
   [['volume', 'create', 'x', '--size', '1X'], "error: '1X' is not a size"],
-  [['volume', 'show', 'a/b/c'], "error: 'a/b/c' names no volume"],
-  [['volume', 'show', 'a/..'], "error: 'a/..' names no volume"],
-  [['store', 'show', '..'], "error: '..' names no store"],
+  [['volume', 'show', 'a/b/c'], "error: 'a/b/c' is not a valid volume reference"],
+  [['volume', 'show', 'a/..'], "error: 'a/..' is not a valid volume reference"],
+  [['store', 'show', '..'], "error: '..' is not a valid store reference"],
   [['volume', 'label', 'x', 'nonsense'], "error: 'nonsense' is not a label"],
-  [['volume', 'create', 'a/x', '--store', 'b'], 'error: two stores were given: a and b'],
-  [['volume', 'delete', 'a', 'b', '--if-revision', '1'], 'error: a revision was given for several volumes'],
+  [['volume', 'create', 'a/x', '--store', 'b'], 'error: two different stores: a and b'],
+  [['volume', 'delete', 'a', 'b', '--if-revision', '1'], 'error: --if-revision applies to a single volume'],
   [['mount', 'x', ''], 'error: the path is empty'],
   [['mount', 'x', '', '--url', 'http://127.0.0.1:1'], 'error: the path is empty'],
   [['unmount', ''], 'error: the path is empty'],
   [['unmount', 'x', ''], 'error: the path is empty'],
-  [['unmount', '', '/mnt/x'], "error: '' names no volume"],
-  [['operations', '--limit', '1001'], "error: '1001' is not a number that --limit takes"],
-  [['operations', '--limit', '0'], "error: '0' is not a number that --limit takes"],
+  [['unmount', '', '/mnt/x'], "error: '' is not a valid volume reference"],
+  [['operations', '--limit', '1001'], "error: '1001' is not a valid number for --limit"],
+  [['operations', '--limit', '0'], "error: '0' is not a valid number for --limit"],
   [['status', '--timeout', 'soon'], "error: 'soon' is not a duration"],
   [['status', '--url', 'ftp://x'], 'error: the address of the server is not an http or https URL'],
   [['status', '--url', 'http://u:p@x'], 'error: the address of the server contains a user name or password'],
   [
     ['mount', 'x', 'relative', '--url', 'http://127.0.0.1:1'],
-    'error: the path relative is relative, and the server has another working folder',
+    'error: the path relative is relative, but the server has another working directory',
   ],
 ])('%j is refused without a request to the server', async (argv, line) => {
   await using server = await scriptedServer({});

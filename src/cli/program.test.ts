@@ -1,13 +1,13 @@
 import { describe, expect, test } from 'vitest';
 import { errorCodes } from '#core/error-codes.ts';
-import { walk } from './command-tree.ts';
+import { commandTree } from './command-tree.ts';
 import { createProgram } from './program.ts';
 import { cliReference } from './reference.ts';
 import { run } from './scripted-server.ts';
 
 const nobody = (): Promise<never> => Promise.reject(new Error('nobody answers'));
 const program = createProgram({ version: '1.2.3', program: 'stowage' }, () => async () => undefined);
-const commands = walk(program).map(({ path, command }) => ({ name: path.join(' '), path, command }));
+const commands = commandTree(program).map(({ path, command }) => ({ name: path.join(' '), path, command }));
 
 describe('help', () => {
   test('the tree has all documented commands', () => {

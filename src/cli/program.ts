@@ -22,7 +22,7 @@ import type { MakeAction } from './session.ts';
 import { addStatusCommands } from './status.ts';
 import { addStoreCommands } from './store.ts';
 import { addTakeOverCommand } from './take-over.ts';
-import { shown } from './text.ts';
+import { escapeControls } from './text.ts';
 import { addTokenCommands } from './token.ts';
 import { addVolumeCommands } from './volume.ts';
 
@@ -51,13 +51,13 @@ export function createProgram(
   const program = new StowageCommand(services.program)
     .description('Storage for containers with nothing installed on the host.')
     .version(services.version, '-V, --version', 'print the version')
-    .option('--json', 'print whole objects as JSON; errors too, on standard error')
-    .option('-q, --quiet', 'print only ids or names, or what is wrong, or nothing')
-    .option('--no-color', 'no colours (as NO_COLOR does)');
+    .option('--json', 'print objects as JSON, and errors as JSON to standard error')
+    .option('-q, --quiet', 'print only ids, names or problems')
+    .option('--no-color', 'disable colors, like NO_COLOR');
   if (inCluster) addClusterOptions(program);
   else addServerOptions(program);
   program
-    .option('--timeout <duration>', 'how long to wait for an answer (default: 60s; long work: as long as it takes)')
+    .option('--timeout <duration>', 'how long to wait for a response (default: 60s; unlimited for long operations)')
     .helpOption('-h, --help', 'show help')
     .configureHelp({
       showGlobalOptions: true,
@@ -68,13 +68,13 @@ export function createProgram(
   if (inCluster)
     program
       .example('stowage status', 'what runs in the cluster')
-      .example('stowage volume list', 'the volumes of all stores and nodes')
+      .example('stowage volume list', 'volumes of all stores and nodes')
       .example('stowage mounts', 'the mounts of all nodes, and their users');
   else
     program
       .example('stowage up', 'run the server')
       .example('stowage volume create demo --size 1G', 'a volume on the default store')
-      .example('stowage mount demo /mnt/demo', 'its files, under a path');
+      .example('stowage mount demo /mnt/demo', 'mount the volume at a path');
   addServerCommands(program, act);
   addControllerCommands(program, act);
   addStatusCommands(program, act);
@@ -101,8 +101,8 @@ export function createProgram(
 
 const addServerOptions = (program: StowageCommand): StowageCommand =>
   program
-    .option('--socket <path>', 'the Unix socket of the server (or STOWAGE_SOCKET)')
-    .option('--url <url>', 'the address of the server in place of the socket (or STOWAGE_URL)')
+    .option('--socket <path>', 'Unix socket of the server (or STOWAGE_SOCKET)')
+    .option('--url <url>', 'URL of the server, instead of the socket (or STOWAGE_URL)')
     .option('--token-file <file>', 'file with the token for --url (or the token itself in STOWAGE_TOKEN)');
 
 function addHelp(program: StowageCommand, act: MakeAction): void {
@@ -116,12 +116,12 @@ function addHelp(program: StowageCommand, act: MakeAction): void {
       act(async ({ out }, topic: readonly string[]) => {
         if (topic.length === 1 && topic[0] === 'exit-codes')
           return exitCodeTopic().forEach((line) => void out.line(line));
-        const command = topic.reduce<StowageCommand | undefined>((at, word) => at && find(at, word), program);
+        const command = topic.reduce<StowageCommand | undefined>((at, word) => at && findCommand(at, word), program);
         if (command !== undefined) return command.outputHelp();
-        throw invalid(`there is no command '${shown(topic.join(' '))}'`, 'usage', 'See: stowage --help');
+        throw invalid(`unknown command '${escapeControls(topic.join(' '))}'`, 'usage', 'See: stowage --help');
       }),
     );
 }
 
-const find = (command: StowageCommand, word: string): StowageCommand | undefined =>
+const findCommand = (command: StowageCommand, word: string): StowageCommand | undefined =>
   (command.commands as StowageCommand[]).find((child) => child.name() === word || child.aliases().includes(word));

@@ -45,7 +45,7 @@ describe('waiting for an answer', () => {
 
   test('shows a message once after a while, and erases it after the answer', () => {
     expect(shownAfter([1499, 1, 5000])).toEqual({
-      shown: ['', '\r\x1b[2Kwaiting for the answer…', ''],
+      shown: ['', '\r\x1b[2Kwaiting for the server…', ''],
       after: '\r\x1b[2K',
       late: '',
     });

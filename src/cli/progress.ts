@@ -3,7 +3,7 @@ import type { Clock } from '#base/clock.ts';
 import { formatSize } from '#base/size.ts';
 import type { OperationJson } from '#front/rest/schemas.ts';
 import type { Io } from './io.ts';
-import { shown } from './text.ts';
+import { escapeControls } from './text.ts';
 
 export interface ProgressBar extends Disposable {
   show(operation: OperationJson): void;
@@ -12,7 +12,7 @@ export interface ProgressBar extends Disposable {
 }
 
 /** Work that ends sooner gets no bar, since it would only flicker. */
-const appearsAfterMs = 300;
+const barDelayMs = 300;
 const barWidth = 24;
 
 export const noProgressBar = (): ProgressBar => ({
@@ -21,20 +21,20 @@ export const noProgressBar = (): ProgressBar => ({
   [Symbol.dispose]: () => undefined,
 });
 
-export function createProgressBar(to: Writable, clock: Clock): ProgressBar {
+export function createProgressBar(stream: Writable, clock: Clock): ProgressBar {
   const startedAt = clock.now();
   let drawn = false;
   const clear = (): void => {
-    if (drawn) to.write('\r\x1b[2K');
+    if (drawn) stream.write('\r\x1b[2K');
     drawn = false;
   };
   return {
     show: (operation) => {
       const ms = clock.now() - startedAt;
-      if (ms < appearsAfterMs) return;
-      const columns = 'columns' in to && typeof to.columns === 'number' ? to.columns : 80;
+      if (ms < barDelayMs) return;
+      const columns = 'columns' in stream && typeof stream.columns === 'number' ? stream.columns : 80;
       // A wrapped line could not be erased.
-      to.write(`\r\x1b[2K${barLine(operation, ms).slice(0, columns - 1)}`);
+      stream.write(`\r\x1b[2K${barLine(operation, ms).slice(0, columns - 1)}`);
       drawn = true;
     },
     clear,
@@ -43,7 +43,7 @@ export function createProgressBar(to: Writable, clock: Clock): ProgressBar {
 }
 
 /** An answer that comes sooner gets no message. */
-const waitingAfterMs = 1500;
+const waitingDelayMs = 1500;
 
 /** Shows a line while the answer is pending, and erases it afterwards. */
 export function createWaiting(io: Pick<Io, 'stderr' | 'env'>, quiet: boolean, clock: Clock): () => Disposable {
@@ -52,9 +52,9 @@ export function createWaiting(io: Pick<Io, 'stderr' | 'env'>, quiet: boolean, cl
   if (!isWatched || quiet || io.env['TERM'] === 'dumb') return () => ({ [Symbol.dispose]: () => undefined });
   return () => {
     let drawn = false;
-    const timer = clock.after(waitingAfterMs, () => {
+    const timer = clock.after(waitingDelayMs, () => {
       drawn = true;
-      io.stderr.write('\r\x1b[2Kwaiting for the answer…');
+      io.stderr.write('\r\x1b[2Kwaiting for the server…');
     });
     return {
       [Symbol.dispose]: () => {
@@ -67,14 +67,14 @@ export function createWaiting(io: Pick<Io, 'stderr' | 'env'>, quiet: boolean, cl
 
 /** `delete local/x  [######------------------]  25%  250/1000 files  3s` */
 export function barLine(operation: OperationJson, ms: number): string {
-  const title = shown(`${operation.kind} ${operation.subject}`);
+  const title = escapeControls(`${operation.kind} ${operation.subject}`);
   return [title, ...progressParts(operation.progress, ms), `${Math.floor(ms / 1000)}s`].join('  ');
 }
 
 function progressParts(progress: OperationJson['progress'], ms: number): string[] {
   const amount = (n: number): string =>
     progress?.unit === 'bytes' ? formatSize(BigInt(Math.max(0, Math.round(n)))) : String(Math.round(n));
-  const unit = progress === null || progress.unit === 'bytes' ? '' : ` ${shown(progress.unit)}`;
+  const unit = progress === null || progress.unit === 'bytes' ? '' : ` ${escapeControls(progress.unit)}`;
   if (progress === null || progress.total === null || progress.total <= 0) {
     const at = Math.floor(ms / 200) % (2 * barWidth - 2);
     const spot = at < barWidth ? at : 2 * barWidth - 2 - at;

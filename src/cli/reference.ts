@@ -1,6 +1,6 @@
 import { clusterOptionNames } from './cluster-program.ts';
 import type { StowageCommand } from './command.ts';
-import { childrenOf, walk } from './command-tree.ts';
+import { childrenOf, commandTree } from './command-tree.ts';
 import { exitCodes } from './exit-codes.ts';
 import { createProgram } from './program.ts';
 import type { MakeAction } from './session.ts';
@@ -58,46 +58,50 @@ function section(path: readonly string[], command: StowageCommand, program = 'st
   ];
 }
 
-const noAct: MakeAction = () => async () => undefined;
-const nowhere = { version: '', program: 'stowage' };
+const ignoreAction: MakeAction = () => async () => undefined;
+const referenceServices = { version: '', program: 'stowage' };
 
 /** Only the differences from `stowage`. */
 function kubectlSection(): string[] {
   const services = { version: '', program: 'kubectl stowage', cluster: () => Promise.reject(new Error('nowhere')) };
-  const program = createProgram(services, noAct);
+  const program = createProgram(services, ignoreAction);
   const own = program.options.filter(({ long }) =>
     (clusterOptionNames as readonly (string | undefined)[]).includes(long),
   );
-  const everywhere = new Set(walk(createProgram(nowhere, noAct)).map(({ path }) => path.join(' ')));
-  const more = walk(program).filter(({ path }) => !everywhere.has(path.join(' ')));
-  const names = walk(program)
+  const hostCommands = new Set(
+    commandTree(createProgram(referenceServices, ignoreAction)).map(({ path }) => path.join(' ')),
+  );
+  const clusterCommands = commandTree(program).filter(({ path }) => !hostCommands.has(path.join(' ')));
+  const names = commandTree(program)
     .filter(({ path, command }) => path.length > 0 && childrenOf(command).length === 0)
     .map(({ path }) => `\`${path.join(' ')}\``);
   return [
     '## kubectl stowage',
     '',
-    'The same command line for the Stowage of a Kubernetes cluster: `bin/kubectl-stowage` on the PATH makes it a plugin of kubectl.',
-    'It connects through the API server of the kubeconfig, with a token that it requests for a service account each time.',
-    'In place of `--socket`, `--url` and `--token-file` it has:',
+    'The command line for Stowage in a Kubernetes cluster: `bin/kubectl-stowage` on the PATH makes it a plugin of kubectl.',
+    'It connects through the API server of the kubeconfig, and requests a short-lived service account token each time.',
+    'Instead of `--socket`, `--url` and `--token-file` it has these options:',
     '',
     ...rows(
       ['Option', 'Meaning'],
       own.map(({ flags, description }) => [flags, description] as const),
     ),
-    `It has the commands ${names.join(', ')}. It refuses commands that only make sense on a machine, and names the alternative in a cluster.`,
+    `It has the commands ${names.join(', ')}. Commands that only make sense on a host fail, and the error names the alternative in a cluster.`,
     '',
-    ...more.flatMap(({ path, command }) => section(path, command, 'kubectl stowage')).map(program.rewriteProgramName),
+    ...clusterCommands
+      .flatMap(({ path, command }) => section(path, command, 'kubectl stowage'))
+      .map(program.rewriteProgramName),
   ];
 }
 
 /** Every command with its arguments, options and examples, as one page of Markdown. */
 export function cliReference(): string {
-  const program = createProgram(nowhere, noAct);
-  const [root, ...commands] = walk(program);
+  const program = createProgram(referenceServices, ignoreAction);
+  const [root, ...commands] = commandTree(program);
   return [
     '# The command line',
     '',
-    'Generated from the program itself; every command shows the same with `--help`. The options of `stowage` itself may stand',
+    'Generated from the program; `--help` prints the same text for each command. The global options of `stowage` may stand',
     'before or after any command.',
     '',
     ...(root === undefined ? [] : section([], root.command).slice(2)),

@@ -22,12 +22,12 @@ describe('volume show', () => {
     return lines.slice(lines.findIndex((line) => line.startsWith('users')) + 1);
   };
 
-  test('names the hosts that use the volume, their users, the writer, and since when they are silent', async () => {
+  test('names the hosts that use the volume, their users, the writer, and when stale records were renewed', async () => {
     const pods = Array.from({ length: 7 }, (_, i) => ({ kind: 'pod', name: `web-${i}` }));
     const silent = use('h2', { users: [], writer: true, stale: true });
     expect(await hostsOf([use('h1'), silent, use('h3', { users: pods })])).toEqual([
       'hosts      node-h1 (h1): pod web-0; renewed 2026-11-15 08:30 UTC',
-      '           node-h2 (h2): no recorded user; the writer; silent since 2026-11-15 08:30 UTC',
+      '           node-h2 (h2): no recorded user; writer; not renewed since 2026-11-15 08:30 UTC',
       '           node-h3 (h3): pod web-0, pod web-1, pod web-2, pod web-3, pod web-4 and 2 more; renewed 2026-11-15 08:30 UTC',
     ]);
   });
@@ -51,8 +51,8 @@ describe('volume release', () => {
       status: 2,
       stdout: '',
       stderr:
-        'error: this would break the record of node-h1 (h1): pod web-0; renewed 2026-11-15 08:30 UTC\n' +
-        'action: A host that still runs would go on writing. If it is gone for good: stowage volume release silver/photos --host h1 --yes\n',
+        'error: this would break the use record of node-h1 (h1): pod web-0; renewed 2026-11-15 08:30 UTC\n' +
+        'action: A running host would continue to write. If the host is permanently gone: stowage volume release silver/photos --host h1 --yes\n',
     });
     expect(server.seen.map(({ method }) => method)).toEqual(['GET']);
   });
@@ -66,7 +66,7 @@ describe('volume release', () => {
     expect(await run(server, [...argv, '--yes'])).toEqual({
       status: 0,
       stderr: '',
-      stdout: `broke the record of host h1 on silver/photos; ${left}\n`,
+      stdout: `broke the use record of host h1 on silver/photos; ${left}\n`,
     });
     expect(server.seen.at(-1)).toMatchObject({
       method: 'DELETE',
@@ -80,9 +80,14 @@ describe('volume release', () => {
   test('a host without a record is refused, by the server with --yes and by the client without', async () => {
     await using server = await scriptedServer({
       ...script([use('h2')]),
-      [`DELETE /v1/volumes/${detail([]).id}/uses/h1`]: problem('not-found', "host 'h1' has no record", 'Look.', 404),
+      [`DELETE /v1/volumes/${detail([]).id}/uses/h1`]: problem(
+        'not-found',
+        "host 'h1' has no use record",
+        'Look.',
+        404,
+      ),
     });
-    const refused = { status: 4, stderr: expect.stringMatching(/^error: host 'h1' has no record/) };
+    const refused = { status: 4, stderr: expect.stringMatching(/^error: host 'h1' has no use record/) };
     expect(await run(server, argv)).toMatchObject(refused);
     expect(server.seen.map(({ method }) => method)).toEqual(['GET']);
     expect(await run(server, [...argv, '--yes'])).toMatchObject(refused);

@@ -5,7 +5,7 @@ import type { StowageCommand } from './command.ts';
 import { invalid } from './problem.ts';
 import type { MakeAction, Session } from './session.ts';
 import type { Cell } from './table.ts';
-import { date, plural, shellWord, shown } from './text.ts';
+import { date, escapeControls, plural, shellWord } from './text.ts';
 
 type HostUse = NonNullable<VolumeDetailJson['uses']>[number];
 
@@ -14,13 +14,19 @@ export function addReleaseCommand(volume: StowageCommand, act: MakeAction): void
     .command('release')
     .description(
       'Break the use record of a host that is permanently gone, so that the volume can be deleted or used elsewhere.\n' +
-        'This does not stop a host that still runs: it keeps writing, and soon records again that it uses the volume.',
+        'This does not stop a running host: it continues to write, and soon renews its use record.',
     )
     .argument('<volume>', 'store/name, name or id')
-    .requiredOption('--host <host>', 'the id of the host, as volume show gives it')
-    .option('--yes', 'the host is permanently gone (without it: only print what would be broken)')
+    .requiredOption('--host <host>', 'id of the host, as shown by volume show')
+    .option(
+      '--yes',
+      'confirm that the host is permanently gone (without it: only print the record that would be broken)',
+    )
     .example('stowage volume show silver/photos', 'which hosts use it?')
-    .example('stowage volume release silver/photos --host 43ba92ad --yes', 'that one will not come back')
+    .example(
+      'stowage volume release silver/photos --host 43ba92ad --yes',
+      'break the record of a host that is permanently gone',
+    )
     .action(act(release));
 }
 
@@ -33,10 +39,10 @@ function usersOf({ users }: HostUse): string {
     : some.join(', ') + (users.length > maxUsersShown ? ` and ${users.length - maxUsersShown} more` : '');
 }
 
-/** `far (host-2): container db; the writer; renewed 2026-11-15 08:30 UTC` */
+/** `far (host-2): container db; writer; renewed 2026-11-15 08:30 UTC` */
 function useText(use: HostUse): string {
-  const last = `${use.stale ? 'silent since' : 'renewed'} ${date(use.renewedAt)}`;
-  return [`${use.node} (${use.host}): ${usersOf(use)}`, ...(use.writer ? ['the writer'] : []), last].join('; ');
+  const last = `${use.stale ? 'not renewed since' : 'renewed'} ${date(use.renewedAt)}`;
+  return [`${use.node} (${use.host}): ${usersOf(use)}`, ...(use.writer ? ['writer'] : []), last].join('; ');
 }
 
 /** Empty for a store without use records. */
@@ -59,21 +65,21 @@ async function release({ client, out }: Session, ref: string, { host, yes }: Rel
   if (out.json) return out.value({ id: volume.id, store: volume.store, name: volume.name, host });
   const left = (volume.uses?.length ?? 1) - 1;
   out.reportDone(
-    `broke the record of host ${shown(host)} on ${qualifiedName(volume)}; ${left === 0 ? 'no host uses' : `${plural(left, 'other host')} still use${left === 1 ? 's' : ''}`} it`,
+    `broke the use record of host ${escapeControls(host)} on ${qualifiedName(volume)}; ${left === 0 ? 'no host uses' : `${plural(left, 'other host')} still use${left === 1 ? 's' : ''}`} it`,
   );
 }
 
 function confirmationRequired(name: string, host: string, uses: readonly HostUse[]): StowageError {
   const use = uses.find((one) => one.host === host);
   if (use === undefined)
-    return new StowageError(`host '${shown(host)}' has no record of using ${name}`, {
+    return new StowageError(`host '${escapeControls(host)}' has no use record of ${name}`, {
       code: 'not-found',
       reason: 'use-unknown',
-      action: `List the hosts with records, and their ids: stowage volume show ${shellWord(name)}`,
+      action: `List the use records with their host ids: stowage volume show ${shellWord(name)}`,
     });
   return invalid(
-    `this would break the record of ${shown(useText(use))}`,
+    `this would break the use record of ${escapeControls(useText(use))}`,
     'confirmation-required',
-    `A host that still runs would go on writing. If it is gone for good: stowage volume release ${shellWord(name)} --host ${shellWord(host)} --yes`,
+    `A running host would continue to write. If the host is permanently gone: stowage volume release ${shellWord(name)} --host ${shellWord(host)} --yes`,
   );
 }

@@ -44,7 +44,7 @@ describe('output', () => {
   test('a server that repeats a page is an error', async () => {
     await using server = await scriptedServer({ 'GET /v1/volumes': [200, { items: [], next: 'again' }] });
     const { status, stderr } = await run(server, ['volume', 'list']);
-    expect(stderr).toContain('is not from a Stowage server (the same page twice)');
+    expect(stderr).toContain('is not a valid Stowage response (the same page twice)');
     expect(status).toBe(1);
   });
 
@@ -75,13 +75,13 @@ describe('output', () => {
       });
       const volumes = await run(server, ['volume', 'list', ...how]);
       expect(volumes.stderr).toBe(
-        'note: store data cannot be used now; its volumes are shown as last seen (why: stowage store show data)\n' +
-          'note: store a\\u001b[31m cannot be used now; its volumes are shown as last seen (why: stowage store show a\\u001b[31m)\n',
+        'note: store data is unavailable; its volumes are shown as last seen (see: stowage store show data)\n' +
+          'note: store a\\u001b[31m is unavailable; its volumes are shown as last seen (see: stowage store show a\\u001b[31m)\n',
       );
       expect(volumes.stdout).not.toContain('note');
       const trash = await run(server, ['volume', 'trash', 'list', ...how]);
       expect(trash.stderr).toBe(
-        'note: store data cannot be used now; its trash is not shown (why: stowage store show data)\n',
+        'note: store data is unavailable; its trash is not shown (see: stowage store show data)\n',
       );
       expect([volumes.status, trash.status]).toEqual([0, 0]);
     },
@@ -92,7 +92,7 @@ describe('output', () => {
       'GET /v1/trash': [200, { items: [], next: null, unanswered: ['data'] }],
     });
     expect((await run(server, ['volume', 'trash', 'list'])).stderr).toBe(
-      'nothing of the other stores is in the trash\nnote: store data cannot be used now; its trash is not shown (why: stowage store show data)\n',
+      'no volume of the other stores is in the trash\nnote: store data is unavailable; its trash is not shown (see: stowage store show data)\n',
     );
   });
 
@@ -115,7 +115,7 @@ describe('output', () => {
     });
     const stderr = Object.assign(terminal, { isTTY: true });
     expect(await run(server, ['store', 'list', '--json'], { stderr })).toMatchObject({ status: 0, stdout: '[]\n' });
-    expect(written).toBe('\r\x1b[2Kwaiting for the answer…\r\x1b[2K');
+    expect(written).toBe('\r\x1b[2Kwaiting for the server…\r\x1b[2K');
   });
 
   test('control characters and direction marks in names are escaped, in JSON too', async () => {
@@ -151,7 +151,7 @@ describe('output', () => {
     });
     expect(await run(server, ['volume', 'list'], { stdout: failing('ENOSPC') })).toMatchObject({
       status: 1,
-      stderr: 'error: the output could not be written (ENOSPC)\n',
+      stderr: 'error: cannot write the output (ENOSPC)\n',
     });
   });
 });

@@ -99,12 +99,12 @@ function report(thrown: unknown, out: Output, command: string): number {
 /** The intended command, as far as it can be recognized, to suggest its --help. */
 function intendedCommand(program: StowageCommand, argv: readonly string[]): string {
   const path = [program.name()];
-  let at = program;
+  let command = program;
   for (const word of argv) {
-    const next = childrenOf(at).find((child) => child.name() === word || child.aliases().includes(word));
+    const next = childrenOf(command).find((child) => child.name() === word || child.aliases().includes(word));
     if (next === undefined) continue;
     path.push(next.name());
-    at = next;
+    command = next;
   }
   return path.join(' ');
 }
@@ -128,23 +128,23 @@ function usageError(thrown: CommanderError, command: string): StowageError {
  */
 function watchPipes(io: Io): Disposable & { readonly outputClosed: AbortSignal; writeError(): Error | undefined } {
   const closed = new AbortController();
-  let lost: Error | undefined;
-  const failed = (error: Error): void => {
-    if (!isErrno(error, 'EPIPE', 'ERR_STREAM_DESTROYED') && lost === undefined) {
-      lost = error;
-      io.stderr.write(`error: the output could not be written (${errnoOf(error) ?? error.message})\n`);
+  let writeFailure: Error | undefined;
+  const handleWriteError = (error: Error): void => {
+    if (!isErrno(error, 'EPIPE', 'ERR_STREAM_DESTROYED') && writeFailure === undefined) {
+      writeFailure = error;
+      io.stderr.write(`error: cannot write the output (${errnoOf(error) ?? error.message})\n`);
     }
     closed.abort(error);
   };
   const ignore = (): void => undefined;
-  io.stdout.on('error', failed);
+  io.stdout.on('error', handleWriteError);
   io.stderr.on('error', ignore);
   return {
     outputClosed: closed.signal,
-    writeError: () => lost,
+    writeError: () => writeFailure,
     [Symbol.dispose]: () => {
       // Keep a listener: a late error of the pipe must not become an uncaught exception.
-      io.stdout.off('error', failed).on('error', ignore);
+      io.stdout.off('error', handleWriteError).on('error', ignore);
     },
   };
 }

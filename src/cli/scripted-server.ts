@@ -90,7 +90,7 @@ class Sink extends Writable {
   }
 }
 
-export interface Ran {
+export interface CommandResult {
   readonly status: number;
   readonly stdout: string;
   readonly stderr: string;
@@ -111,7 +111,7 @@ export async function run(
   server: Pick<Server, 'socket'> | undefined,
   argv: readonly string[],
   how: Partial<Io> & { readonly injected?: Partial<ProgramServices> } = {},
-): Promise<Ran> {
+): Promise<CommandResult> {
   const stdout = new Sink();
   const stderr = new Sink();
   const io: Io = {

@@ -11,7 +11,7 @@ type ServerFlags = Omit<UpOptions, 'nfs' | 'maxVolumes'> & {
 
 /** `stowage up` and `stowage node`, which run the server. */
 export function addServerCommands(program: StowageCommand, act: MakeAction): void {
-  const run = (bare: boolean) =>
+  const runServer = (bare: boolean) =>
     act((session: Session, { nfs, maxVolumes, ...options }: ServerFlags) => {
       const { socket: given } = program.opts() as { readonly socket?: string };
       const socket = given ?? (session.io.env['STOWAGE_SOCKET'] || undefined);
@@ -28,62 +28,69 @@ export function addServerCommands(program: StowageCommand, act: MakeAction): voi
     });
   const up = program
     .command('up')
-    .description('Run the server until Ctrl-C. Without a configuration it has one local store.')
-    .option('--state <dir>', 'where it keeps its state')
-    .option('--listen <address>', 'host:port for the API, or none (default: 127.0.0.1:7878)');
-  withCommon(up)
-    .option('--nfs [port]', 'also run an NFS server for this machine, and a store named network on it')
+    .description('Run the server until Ctrl-C. Without a configuration, it has one local store.')
+    .option('--state <dir>', 'state folder')
+    .option('--listen <address>', 'host:port of the API, or none (default: 127.0.0.1:7878)');
+  addCommonOptions(up)
+    .option('--nfs [port]', 'also run an NFS server for this host, with a store named network on it')
     .example('stowage up', 'with the default folders')
-    .example('stowage up --nfs', 'with a network store that works immediately')
-    .example('stowage up --state ./state --socket ./stowage.sock --listen none', 'all in one folder, no network')
-    .action(run(false));
+    .example('stowage up --nfs', 'with an NFS server and a store on it')
+    .example(
+      'stowage up --state ./state --socket ./stowage.sock --listen none',
+      'everything in one folder, without a TCP port',
+    )
+    .action(runServer(false));
   const node = program
     .command('node')
     .description(
-      'Run the server for the container engines of a machine, until Ctrl-C. As up, but with no store besides those that\n' +
-        'are added or configured, and with the API on its Unix socket only.',
+      'Run the server for the container engines or the kubelet of a host until Ctrl-C. Like up, but it has only the stores that\n' +
+        'are added or configured, and serves the API only on its Unix socket.',
     )
-    .option('--state <dir>', 'where it keeps its state')
-    .option('--kubelet <dir>', 'serve a kubelet by CSI and register with it; its root folder, such as /var/lib/kubelet')
-    .option('--node-name <name>', 'name of this machine, as in Kubernetes (default: its host name)')
-    .option('--kubernetes', 'run as the agent of a node: the stores come from the Store objects of the cluster')
-    .option('--kubeconfig <file>', 'with --kubernetes: how to reach the cluster (default: as the pod it runs in)')
-    .option('--namespace <name>', "with --kubernetes: Stowage's own (default: the pod's or the file's)")
+    .option('--state <dir>', 'state folder')
+    .option(
+      '--kubelet <dir>',
+      'serve the kubelet with this root folder (such as /var/lib/kubelet) over CSI, and register with it',
+    )
+    .option('--node-name <name>', 'Kubernetes node name of this host (default: the host name)')
+    .option('--kubernetes', 'run as the agent of a node, with the stores that the Store objects of the cluster define')
+    .option('--kubeconfig <file>', 'with --kubernetes: kubeconfig file (default: the service account of the pod)')
+    .option(
+      '--namespace <name>',
+      'with --kubernetes: namespace of Stowage (default: the namespace of the pod or of the kubeconfig)',
+    )
     .option(
       '--health <address>',
-      'with --kubernetes: host:port for /healthz, /readyz and /metrics, :port for every address, or none (default)',
+      'with --kubernetes: host:port of /healthz, /readyz and /metrics, :port for all addresses, or none (default)',
     )
-    .option('--metrics <address>', 'with --kubernetes: host:port for /metrics alone, or none (default)');
-  withCommon(node)
-    .example('stowage node', 'for the Docker and Podman engines that run here')
-    .example('stowage node --docker-socket /run/docker.sock --podman-socket none', 'for this one engine')
-    .example('stowage node --kubelet /var/lib/kubelet --node-name worker-1', 'for the pods of a node of Kubernetes')
-    .example('stowage node --kubernetes', 'the same as a pod of a DaemonSet, with NODE_NAME in its environment')
-    .action(run(true));
+    .option('--metrics <address>', 'with --kubernetes: host:port of only /metrics, or none (default)');
+  addCommonOptions(node)
+    .example('stowage node', 'for the Docker and Podman engines of this host')
+    .example('stowage node --docker-socket /run/docker.sock --podman-socket none', 'for one engine, at another socket')
+    .example('stowage node --kubelet /var/lib/kubelet --node-name worker-1', 'for the pods of a Kubernetes node')
+    .example('stowage node --kubernetes', 'as a pod of a DaemonSet, with NODE_NAME in its environment')
+    .action(runServer(true));
 }
 
-function withCommon(command: StowageCommand): StowageCommand {
+function addCommonOptions(command: StowageCommand): StowageCommand {
   return command
     .option('--config <file>', 'configuration file, or none (default: stowage.yaml in the configuration folder)')
-    .addOption(
-      new Option('--log-level <level>', 'how much to log').choices(['debug', 'info', 'warn', 'error', 'silent']),
-    )
+    .addOption(new Option('--log-level <level>', 'log level').choices(['debug', 'info', 'warn', 'error', 'silent']))
     .option(
       '--plugins <dir>',
-      'serve Docker and Podman on sockets in this folder, or none (default: /run/docker/plugins, as root)',
+      'folder for the plugin sockets of Docker and Podman, or none (default: /run/docker/plugins, as root)',
     )
+    .option('--csi <dir>', 'folder for the CSI sockets: file.sock for shared stores, local.sock for the others')
     .option(
-      '--csi <dir>',
-      'serve CSI drivers on sockets in this folder: file.sock for shared stores, local.sock for the others',
+      '--csi-registry <dir>',
+      'with --csi: plugin registry folder of the kubelet, to register the CSI drivers with it',
     )
-    .option('--csi-registry <dir>', 'register them with a kubelet, on sockets in its plugin registry; with --csi')
     .option(
       '--max-volumes <number>',
-      'how many volumes of each CSI driver this machine may have mounted (default: 1000)',
+      'maximum number of mounted volumes of each CSI driver on this host (default: 1000)',
     )
-    .option('--docker-socket <path>', "Docker's own socket, or none (default: /run/docker.sock, if it is there)")
+    .option('--docker-socket <path>', 'socket of the Docker API, or none (default: /run/docker.sock, if it exists)')
     .option(
       '--podman-socket <path>',
-      "Podman's own socket, or none (default: /run/podman/podman.sock, if it is there)",
+      'socket of the Podman API, or none (default: /run/podman/podman.sock, if it exists)',
     );
 }

@@ -9,7 +9,7 @@ test('doctor asks the server, or checks the machine itself without one, and exit
   expect(await run({ socket: '/nonexistent/s.sock' }, ['doctor'])).toEqual({
     status: 1,
     stdout: 'missing  fuse: /dev/fuse is missing\n         fix: modprobe fuse\n',
-    stderr: 'no Stowage server answers at /nonexistent/s.sock (ENOENT); checking this machine without it\n',
+    stderr: 'cannot connect to a Stowage server at /nonexistent/s.sock (ENOENT); checking this host without a server\n',
   });
 });
 
@@ -44,7 +44,7 @@ test('status lists the engines, and which of them do not answer', async () => {
     /plugins +\/run\/docker\/plugins\/stowage\.sock\n +\/run\/docker\/plugins\/stowage-local\.sock/,
   );
   expect(stdout).toMatch(
-    /engines +docker at \/run\/docker\.sock\n +podman at \/run\/podman\/podman\.sock does not answer/,
+    /engines +docker at \/run\/docker\.sock\n +podman at \/run\/podman\/podman\.sock does not respond/,
   );
   await using older = await scriptedServer({ 'GET /v1/status': [200, status] });
   expect((await run(older, ['status'])).stdout).not.toMatch(/plugins|engines/);

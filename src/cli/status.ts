@@ -3,22 +3,22 @@ import type { FindingJson, StatusJson } from '#front/rest/schemas.ts';
 import type { StowageCommand } from './command.ts';
 import type { MakeAction, Session } from './session.ts';
 import type { Cell, Tone } from './table.ts';
-import { age, plural, shown, size } from './text.ts';
+import { age, escapeControls, plural, size } from './text.ts';
 
 export function addStatusCommands(program: StowageCommand, act: MakeAction): void {
   program
     .command('status')
-    .description('Show the server: its addresses, its default store, and numbers of stores, volumes and mounts.')
-    .example('stowage status', 'is it running, and where does it listen?')
+    .description('Show the server: addresses, default store, and the number of stores, volumes and mounts.')
+    .example('stowage status', 'is the server running, and where does it listen?')
     .example('stowage status --json | jq -r .defaultStore', 'one value, for a script')
     .action(act((session) => showStatus(session)));
   program
     .command('doctor')
     .description(
       'Check this machine: kernel features, mount propagation, FUSE, container engines, tools, AppArmor and SELinux.\n' +
-        'Asks the server; without one, checks the machine itself. Exits with 1 if something is missing.',
+        'The server runs the checks; without a server, this program does. Exits with 1 if something is missing.',
     )
-    .example('stowage doctor', 'what works here, what does not, and how to fix it')
+    .example('stowage doctor', 'what works on this host, what does not, and how to fix it')
     .example(`stowage doctor --json | jq '.[] | select(.ok == "no")'`, 'only what is missing')
     .action(act((session) => diagnose(session)));
 }
@@ -54,15 +54,15 @@ async function showStatus({ client, out, clock }: Session): Promise<void> {
     ...((status.plugins ?? []).length === 0 ? [] : [['plugins', status.plugins] as const]),
     ...((status.engines ?? []).length === 0 ? [] : [['engines', status.engines.map(engineText)] as const]),
     [
-      'holds',
-      `${plural(status.stores, 'store')}, ${plural(status.volumes, 'volume')}${status.agents === undefined ? `, ${plural(status.mounts, 'mount')}` : ', without those on nodes'}`,
+      'contains',
+      `${plural(status.stores, 'store')}, ${plural(status.volumes, 'volume')}${status.agents === undefined ? `, ${plural(status.mounts, 'mount')}` : ', not counting node-local volumes'}`,
     ],
     // A server of an earlier version does not say.
     ...((status.storesInTrouble ?? []).length === 0
       ? []
       : [
           [
-            'in trouble',
+            'unhealthy',
             { text: `${status.storesInTrouble.join(', ')}; see: stowage store list`, tone: 'bad' },
           ] as const,
         ]),
@@ -79,47 +79,47 @@ const mountingCell = ({ able, why, action }: StatusJson['mounting']): Cell | rea
 function agentTexts(agents: NonNullable<StatusJson['agents']>): readonly Cell[] {
   const absent = agents.filter(({ connected }) => !connected).map(({ node }) => node);
   const all: Cell = {
-    text: `${agents.length - absent.length} of ${agents.length} have an agent that is connected`,
+    text: `${agents.length - absent.length} of ${agents.length} have a connected agent`,
     tone: absent.length === 0 ? 'good' : 'bad',
   };
-  return absent.length === 0 ? [all] : [all, `missing: ${absent.join(', ')}`];
+  return absent.length === 0 ? [all] : [all, `not connected: ${absent.join(', ')}`];
 }
 
 const engineText = ({ kind, socket, reachable }: StatusJson['engines'][number]): Cell =>
   reachable
     ? { text: `${kind} at ${socket}`, tone: 'plain' }
-    : { text: `${kind} at ${socket} does not answer`, tone: 'bad' };
+    : { text: `${kind} at ${socket} does not respond`, tone: 'bad' };
 
 async function diagnose(session: Session): Promise<number> {
   const { out } = session;
-  const findings = await find(session);
+  const findings = await loadFindings(session);
   if (out.json) out.value(findings);
   else for (const finding of findings) for (const line of findingLines(finding, session)) out.line(line);
   return findings.some((finding) => finding.ok === 'no') ? 1 : 0;
 }
 
-async function find({ client, out, services }: Session): Promise<readonly FindingJson[]> {
+async function loadFindings({ client, out, services }: Session): Promise<readonly FindingJson[]> {
   try {
     const { items, unreached } = await client.listOverStores<FindingJson>('/v1/doctor');
-    out.unreached(unreached, 'its findings are missing');
+    out.noteUnreached(unreached, 'its findings are missing');
     return items;
   } catch (thrown) {
     if (!(thrown instanceof StowageError && thrown.reason === 'server-not-running')) throw thrown;
-    out.note(`${thrown.message}; checking this machine without it`);
+    out.note(`${thrown.message}; checking this host without a server`);
     return await services.doctor();
   }
 }
 
-const marks: Readonly<Record<string, readonly [string, Tone]>> = {
+const verdicts: Readonly<Record<string, readonly [string, Tone]>> = {
   yes: ['ok', 'good'],
   warn: ['warn', 'warn'],
   no: ['missing', 'bad'],
 };
 
 function* findingLines(finding: FindingJson, { out }: Session): Generator<string> {
-  const [word, tone] = marks[finding.ok] ?? [finding.ok, 'plain'];
+  const [word, tone] = verdicts[finding.ok] ?? [finding.ok, 'plain'];
   if (out.quiet && finding.ok === 'yes') return;
-  const where = finding.node === undefined ? '' : `${shown(finding.node)}: `;
-  yield `${out.paint(tone, shown(word).padEnd(8))} ${where}${shown(finding.check)}: ${shown(finding.detail)}`;
-  if (finding.fix !== null && finding.ok !== 'yes') yield `         fix: ${shown(finding.fix)}`;
+  const where = finding.node === undefined ? '' : `${escapeControls(finding.node)}: `;
+  yield `${out.paint(tone, escapeControls(word).padEnd(8))} ${where}${escapeControls(finding.check)}: ${escapeControls(finding.detail)}`;
+  if (finding.fix !== null && finding.ok !== 'yes') yield `         fix: ${escapeControls(finding.fix)}`;
 }

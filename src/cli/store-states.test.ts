@@ -37,13 +37,13 @@ test('a store whose server does not answer is not shown as open', async () => {
   );
 });
 
-test('an open store that denies access is in trouble, and show says why', async () => {
+test('an open store that denies access is unhealthy, and show says why', async () => {
   const denying = { ...store, state: 'open', problem: { message: 'access is denied', action: 'Ask for it.' } };
   await using server = await scriptedServer({
     'GET /v1/stores': [200, { items: [denying], next: null }],
     'GET /v1/stores/silver': [200, denying],
   });
-  expect((await run(server, ['store', 'list'])).stdout).toMatch(/silver +- +nfs +open, in trouble +2/);
+  expect((await run(server, ['store', 'list'])).stdout).toMatch(/silver +- +nfs +open, unhealthy +2/);
   expect((await run(server, ['store', 'show', 'silver'])).stdout).toMatch(
     /state +open: access is denied\n +action: Ask for it\./,
   );
@@ -56,10 +56,10 @@ test('a store of an older server, which does not report free space, is listed an
     'GET /v1/stores/silver': [200, older],
   });
   expect((await run(server, ['store', 'list'])).stdout).toMatch(/silver +- +nfs +not answering +2 +0B +- +delete/);
-  expect((await run(server, ['store', 'show', 'silver'])).stdout).toMatch(/^free +not known$/m);
+  expect((await run(server, ['store', 'show', 'silver'])).stdout).toMatch(/^free +unknown$/m);
 });
 
-test('status names the stores in trouble', async () => {
+test('status names the unhealthy stores', async () => {
   const status = {
     version: '1',
     instance: 'i',
@@ -80,7 +80,7 @@ test('status names the stores in trouble', async () => {
     storesInTrouble: ['silver'],
   };
   await using server = await scriptedServer({ 'GET /v1/status': [200, status] });
-  expect((await run(server, ['status'])).stdout).toMatch(/in trouble +silver; see: stowage store list/);
+  expect((await run(server, ['status'])).stdout).toMatch(/unhealthy +silver; see: stowage store list/);
 });
 
 test('check prints the free space once', async () => {

@@ -27,7 +27,7 @@ test('list shows the free space if it is known', async () => {
   const [head = '', ...rest] = lines((await run(server, ['store', 'list'])).stdout);
   const at = head.indexOf('FREE');
   expect(rest.map((line) => line.slice(at).split(/\s/)[0])).toEqual(['1GiB', '-']);
-  expect((await run(server, ['store', 'show', 'silver'])).stdout).toMatch(/^free +not known$/m);
+  expect((await run(server, ['store', 'show', 'silver'])).stdout).toMatch(/^free +unknown$/m);
 });
 
 test('show prints the network of a store', async () => {
@@ -59,7 +59,7 @@ test('show prints the policy, the limits and the problem of a store', async () =
     'name            data (default)',
     'uri             local:///srv/data',
     'kind            local',
-    'comes from      stowage store add',
+    'origin          stowage store add',
     'state           unavailable: the folder is gone',
     '                action: Make it again.',
     'read-only       no',
@@ -67,7 +67,7 @@ test('show prints the policy, the limits and the problem of a store', async () =
     'access          filesystem',
     'on delete       archive, kept for 7d',
     'volumes         2 of at most 5',
-    'size in all     1.5GiB of at most 10GiB',
+    'total size      1.5GiB of at most 10GiB',
     'default size    -',
     'free            1GiB of 2GiB',
     '',

@@ -1,4 +1,4 @@
-import { shown } from './text.ts';
+import { escapeControls } from './text.ts';
 
 export type Tone = 'plain' | 'good' | 'warn' | 'bad' | 'faint' | 'strong';
 export type Paint = (tone: Tone, text: string) => string;
@@ -12,7 +12,7 @@ export const painter = (color: boolean): Paint =>
     ? (tone, text) => (tone === 'plain' || text === '' ? text : `\x1b[${codes[tone]}m${text}\x1b[0m`)
     : (_, text) => text;
 
-const textOf = (cell: Cell): string => shown(typeof cell === 'string' ? cell : cell.text) || '-';
+const textOf = (cell: Cell): string => escapeControls(typeof cell === 'string' ? cell : cell.text) || '-';
 const width = (text: string): number => [...text].length;
 
 /** Columns two spaces apart, without borders. */

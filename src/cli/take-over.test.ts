@@ -1,6 +1,6 @@
 import { beforeEach, expect, test } from 'vitest';
 import { invalid } from './problem.ts';
-import { page, type Ran, run, type Server, scriptedServer, store, volume } from './scripted-server.ts';
+import { type CommandResult, page, run, type Server, scriptedServer, store, volume } from './scripted-server.ts';
 import type { TakeOverCandidate, TakeOverRequest, TakeOverState } from './take-over-service.ts';
 
 const candidate = (name: string, state: TakeOverState, detail = ''): TakeOverCandidate => ({
@@ -38,7 +38,7 @@ async function takeOver(candidates: readonly TakeOverCandidate[], ...words: read
       return [200, { adopted, skipped }];
     },
   });
-  const ran: Ran = await run(server, ['take-over', ...words], {
+  const ran: CommandResult = await run(server, ['take-over', ...words], {
     injected: {
       program: 'kubectl stowage',
       cluster: async ({ account }) => {
@@ -78,9 +78,9 @@ test('without claims, take-over lists the candidates and changes nothing', async
   expect(stdout).toMatch(/^CLAIM +STATE +FROM +DIRECTORY +DETAIL\nshop\/a +ready +pvc-a +dir-a +-\n/);
   expect(stdout).toMatch(/shop\/broken +impossible .* its directory: it is a file\n/);
   expect(stdout).toMatch(/shop\/b +used .* used by pod b-0\n/);
-  expect(stderr).toContain('1 claim can be taken over: name them, or --all');
+  expect(stderr).toContain('1 claim can be taken over: specify them, or use --all');
   expect(stderr).toContain(
-    'others are on 10.0.0.9; if that is another name of the server of silver, add: --server NAME',
+    'other PersistentVolumes are on 10.0.0.9; if this is another name of the server of silver, add: --server NAME',
   );
   expect(done).toEqual(['would adopt dir-a dir-broken', 'over']);
   expect(wishes).toMatchObject([{ store: 'silver', servers: [], context: 'other' }]);
@@ -100,8 +100,8 @@ test('--all takes over all possible claims, including existing volumes, and list
   expect(status).toBe(1);
   expect(stdout.split('\n').sort()).toEqual([
     '',
-    'left shop/b: used by pod b-0',
-    'left shop/late: a pod came. Wait.',
+    'skipped shop/b: used by pod b-0',
+    'skipped shop/late: a pod came. Wait.',
     'took over shop/a: PersistentVolume pvc-a-stowage, directory dir-a',
     'took over shop/known: PersistentVolume pvc-known-stowage, directory dir-known',
   ]);
@@ -122,14 +122,14 @@ test('takes over only the named claims', async () => {
   expect(await takeOver(all, 'silver', 'sho', 'shop/b')).toMatchObject({
     status: 2,
     done: ['over'],
-    stderr: expect.stringContaining("no claim 'sho', 'shop/b' has a directory on that export"),
+    stderr: expect.stringContaining("no claim 'sho', 'shop/b' has a directory on the export of the store"),
   });
 });
 
 test('an unbound candidate is reported only if it is named', async () => {
-  const all = [candidate('gone', 'unclaimed', 'no claim is bound to it')];
+  const all = [candidate('gone', 'unclaimed', 'no claim is bound to the PersistentVolume')];
   const named = await takeOver(all, 'silver', 'shop/gone');
-  expect(named).toMatchObject({ status: 1, stdout: 'left shop/gone: no claim is bound to it\n' });
+  expect(named).toMatchObject({ status: 1, stdout: 'skipped shop/gone: no claim is bound to it\n' });
   expect(await takeOver(all, 'silver', '--all')).toMatchObject({ status: 0, stdout: '' });
 });
 

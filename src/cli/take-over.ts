@@ -8,7 +8,7 @@ import { runLongOperation } from './long-operation.ts';
 import { invalid, problemOf } from './problem.ts';
 import type { MakeAction, Session } from './session.ts';
 import type { TakeOverAction, TakeOverCandidate, TakeOverService, TakeOverState } from './take-over-service.ts';
-import { plural, shown } from './text.ts';
+import { escapeControls, plural } from './text.ts';
 
 interface TakeOverFlags {
   readonly all?: boolean;
@@ -23,23 +23,23 @@ export function addTakeOverCommand(program: StowageCommand, act: MakeAction): vo
   program
     .command('take-over')
     .description(
-      'Make claims of csi-driver-nfs and nfs-subdir-external-provisioner claims of Stowage, with the same names and data. ' +
-        'Without claims and --all it only lists the candidates. Exits with 1 if a requested claim is left.',
+      'Migrate PersistentVolumeClaims of csi-driver-nfs and nfs-subdir-external-provisioner to Stowage. Names and data stay the same. ' +
+        'Without claims and --all, it only lists the candidates. Exits with 1 if a requested claim could not be migrated.',
     )
-    .argument('<store>', 'the store of the export that has their directories')
+    .argument('<store>', 'store whose NFS export contains the directories of the claims')
     .argument('[claims...]', 'NAMESPACE/CLAIM, or NAMESPACE for all claims in it')
-    .option('--all', 'all claims that no pod uses')
+    .option('--all', 'migrate all claims that no pod uses')
     .option('--dry-run', 'only print what would be done')
-    .option('--undo', 'give taken-over claims back to their original PersistentVolumes')
+    .option('--undo', 'bind the claims to their original PersistentVolumes again')
     .option('--finish', 'finish the take-over; it cannot be undone afterwards')
     .option('--server <name>', "another name or address of the store's server (repeatable)", collect)
-    .example('stowage take-over silver', 'which claims have their directories on the export of silver?')
-    .example('stowage take-over silver shop/data-db-0', 'take over one claim, which no pod uses')
-    .example('stowage take-over silver --all', 'all claims that no pod uses')
-    .example('stowage take-over silver shop/data-db-0 --undo', 'back to how it was')
+    .example('stowage take-over silver', 'list the claims with directories on the export of silver')
+    .example('stowage take-over silver shop/data-db-0', 'migrate one claim that no pod uses')
+    .example('stowage take-over silver --all', 'migrate all claims that no pod uses')
+    .example('stowage take-over silver shop/data-db-0 --undo', 'undo the migration of the claim')
     .example(
       'stowage take-over silver --all --finish',
-      'all works: the original PersistentVolumes are no longer needed',
+      'after a check of the workloads: delete the original PersistentVolumes',
     )
     .action(act(takeOver));
 }
@@ -73,37 +73,43 @@ async function takeOver(
 ): Promise<number> {
   const { services, out } = session;
   if (options.undo === true && options.finish === true)
-    throw invalid('--undo and --finish are opposites', 'usage', 'Give one of them.');
+    throw invalid('--undo and --finish are mutually exclusive', 'usage', 'Specify only one of them.');
   const action: TakeOverAction = options.undo === true ? 'undo' : options.finish === true ? 'finish' : 'take';
   const { kubeconfig, context }: ClusterOptions = command.optsWithGlobals();
   const request = { kubeconfig, context, store, servers: options.server ?? [] };
   using service = await services.takeOver?.(request);
-  if (service === undefined) throw invalid('this is only possible in a cluster', 'usage', 'Use: kubectl stowage');
+  if (service === undefined) throw invalid('take-over works only in a cluster', 'usage', 'Use: kubectl stowage');
   const { candidates, otherServers } = await service.findCandidates(action);
   const chosen = candidates.filter((one) => isSelected(one, names));
   requireKnownClaims(names, candidates);
-  const volumes = await volumesOf(session, store);
+  const volumes = await volumeIdsByName(session, store);
   const known = action === 'take' ? await withAdoptionProblems(session, store, chosen, volumes) : chosen;
   if (names.length === 0 && options.all !== true) return overview(session, known, otherServers, store);
-  const todo = known.filter(({ state }) => pendingStates[action].includes(state));
+  const pending = known.filter(({ state }) => pendingStates[action].includes(state));
   const isNamed = names.length > 0;
-  const left = known.filter(({ state }) => blockedStates[action].includes(state) || (isNamed && state === 'unclaimed'));
+  const blocked = known.filter(
+    ({ state }) => blockedStates[action].includes(state) || (isNamed && state === 'unclaimed'),
+  );
   const results: { readonly claim: string; readonly done: boolean; readonly detail: string }[] = [];
   const addResult = (one: TakeOverCandidate, done: boolean, detail: string): void => {
     const claim = one.claim ?? one.from;
     results.push({ claim, done, detail });
     if (out.json || (out.quiet && done)) return;
     const verb = options.dryRun === true ? resultWords[action].would : resultWords[action].done;
-    out.line(done ? `${verb} ${shown(claim)}: ${shown(detail)}` : `left ${shown(claim)}: ${shown(detail)}`);
+    out.line(
+      done
+        ? `${verb} ${escapeControls(claim)}: ${escapeControls(detail)}`
+        : `skipped ${escapeControls(claim)}: ${escapeControls(detail)}`,
+    );
   };
-  if (options.dryRun !== true && action === 'take') await adopt(session, store, todo, volumes);
-  const isAsked = options.dryRun !== true && action !== 'undo' && todo.length > 0;
+  if (options.dryRun !== true && action === 'take') await adoptDirectories(session, store, pending, volumes);
+  const isAsked = options.dryRun !== true && action !== 'undo' && pending.length > 0;
   const identity = isAsked ? await identityOf(session, store) : undefined;
-  await eachBounded(todo, maxConcurrent, async (one) => {
+  await eachBounded(pending, maxConcurrent, async (one) => {
     const detail =
       action === 'undo' ? `PersistentVolume ${one.from}` : `PersistentVolume ${one.to}, directory ${one.directory}`;
     try {
-      const more = options.dryRun === true ? one.detail : await perform(service, action, one, { volumes, identity });
+      const more = options.dryRun === true ? one.detail : await runAction(service, action, one, { volumes, identity });
       addResult(one, true, more === '' ? detail : `${detail}; ${more}`);
     } catch (thrown) {
       const { reason, detail: why, action: advice } = problemOf(thrown);
@@ -111,24 +117,24 @@ async function takeOver(
       addResult(one, false, advice === '' ? why : `${why}. ${advice}`);
     }
   });
-  for (const one of left) addResult(one, false, one.detail);
+  for (const one of blocked) addResult(one, false, one.detail);
   if (out.json) out.value(results);
-  else if (results.length === 0) out.note('there is nothing to do');
+  else if (results.length === 0) out.note('nothing to do');
   const missing = results.filter(({ done }) => !done).length;
-  if (missing > 0) out.note(`${plural(missing, 'claim')} left; fix the causes and repeat the command`);
+  if (missing > 0) out.note(`${plural(missing, 'claim')} skipped; fix the causes and repeat the command`);
   return missing > 0 ? 1 : 0;
 }
 
 /** Returns what the user should know about the claim, or an empty string. */
-async function perform(
+async function runAction(
   service: TakeOverService,
   action: TakeOverAction,
-  one: TakeOverCandidate,
+  candidate: TakeOverCandidate,
   { volumes, identity }: { readonly volumes: ReadonlyMap<string, string>; readonly identity: string | undefined },
 ): Promise<string> {
-  if (action === 'finish') return await service.finish(one, identity);
-  if (action === 'undo') await service.undo(one);
-  else await service.take(one, volumes.get(one.directory) ?? '', identity);
+  if (action === 'finish') return await service.finish(candidate, identity);
+  if (action === 'undo') await service.undo(candidate);
+  else await service.take(candidate, volumes.get(candidate.directory) ?? '', identity);
   return '';
 }
 
@@ -139,14 +145,14 @@ function requireKnownClaims(names: readonly string[], candidates: readonly TakeO
   const absent = names.filter((name) => !candidates.some((one) => isSelected(one, [name])));
   if (absent.length === 0) return;
   throw invalid(
-    `no claim ${absent.map((name) => `'${shown(name)}'`).join(', ')} has a directory on that export`,
+    `no claim ${absent.map((name) => `'${escapeControls(name)}'`).join(', ')} has a directory on the export of the store`,
     'take-over-not-possible',
-    'List them: stowage take-over STORE. Write NAMESPACE/CLAIM.',
+    'List the candidates: stowage take-over STORE. Write a claim as NAMESPACE/CLAIM.',
   );
 }
 
 /** The volumes of the store: name to id. */
-async function volumesOf({ client }: Session, store: string): Promise<Map<string, string>> {
+async function volumeIdsByName({ client }: Session, store: string): Promise<Map<string, string>> {
   const { items } = await client.listOverStores<VolumeJson>('/v1/volumes', { store });
   return new Map(items.filter((one) => one.store === store).map(({ name, id }) => [name, id]));
 }
@@ -158,12 +164,12 @@ async function identityOf({ client }: Session, store: string): Promise<string | 
     throw new StowageError(`store '${store}' is not open`, {
       code: 'unavailable',
       reason: 'take-over-not-possible',
-      action: 'See why: kubectl get stores. Repeat the command when it is; repeating is safe.',
+      action: 'Find the cause: kubectl get stores. Repeat the command when the store is open; this is safe.',
     });
   return identity ?? undefined;
 }
 
-const isOpen = ({ state }: TakeOverCandidate): boolean => pendingStates.take.includes(state);
+const canTakeOver = ({ state }: TakeOverCandidate): boolean => pendingStates.take.includes(state);
 
 /** Marks the candidates whose directories Stowage can't adopt (by a dry run). */
 async function withAdoptionProblems(
@@ -172,9 +178,9 @@ async function withAdoptionProblems(
   candidates: readonly TakeOverCandidate[],
   volumes: ReadonlyMap<string, string>,
 ): Promise<readonly TakeOverCandidate[]> {
-  const fresh = candidates.filter((one) => isOpen(one) && !volumes.has(one.directory));
+  const fresh = candidates.filter((one) => canTakeOver(one) && !volumes.has(one.directory));
   const reasons = new Map<string, string>();
-  for (const { skipped } of await adoption(session, store, fresh, true))
+  for (const { skipped } of await requestAdoption(session, store, fresh, true))
     for (const { name, reason } of skipped) reasons.set(name, reason);
   return candidates.map((one) => {
     const reason = fresh.includes(one) ? reasons.get(one.directory) : undefined;
@@ -182,18 +188,18 @@ async function withAdoptionProblems(
   });
 }
 
-async function adopt(
+async function adoptDirectories(
   session: Session,
   store: string,
   candidates: readonly TakeOverCandidate[],
   volumes: Map<string, string>,
 ): Promise<void> {
   const fresh = candidates.filter(({ directory }) => !volumes.has(directory));
-  for (const { adopted } of await adoption(session, store, fresh, false))
+  for (const { adopted } of await requestAdoption(session, store, fresh, false))
     for (const { name, id } of adopted) if (id !== null) volumes.set(name, id);
 }
 
-async function adoption(
+async function requestAdoption(
   session: Session,
   store: string,
   candidates: readonly TakeOverCandidate[],
@@ -217,7 +223,7 @@ function overview(
   store: string,
 ): number {
   if (out.json) out.value(candidates);
-  else if (out.quiet) candidates.filter(isOpen).forEach(({ claim }) => void out.line(shown(claim ?? '')));
+  else if (out.quiet) candidates.filter(canTakeOver).forEach(({ claim }) => void out.line(escapeControls(claim ?? '')));
   else if (candidates.length > 0)
     out.table(
       ['CLAIM', 'STATE', 'FROM', 'DIRECTORY', 'DETAIL'],
@@ -233,9 +239,9 @@ function overview(
     out.note(`no PersistentVolume of another provisioner has a directory on the export of ${store}`);
   if (otherServers.length > 0)
     out.note(
-      `others are on ${otherServers.join(', ')}; if that is another name of the server of ${store}, add: --server NAME`,
+      `other PersistentVolumes are on ${otherServers.join(', ')}; if this is another name of the server of ${store}, add: --server NAME`,
     );
-  const ready = candidates.filter(isOpen).length;
-  if (ready > 0) out.note(`${plural(ready, 'claim')} can be taken over: name them, or --all`);
+  const ready = candidates.filter(canTakeOver).length;
+  if (ready > 0) out.note(`${plural(ready, 'claim')} can be taken over: specify them, or use --all`);
   return 0;
 }

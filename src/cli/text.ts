@@ -1,13 +1,13 @@
 import { formatSize } from '#base/size.ts';
 
-const escaped = (c: string): string => {
+const escapeCharacter = (c: string): string => {
   const code = c.codePointAt(0)?.toString(16) ?? '';
   return code.length > 4 ? `\\u{${code}}` : `\\u${code.padStart(4, '0')}`;
 };
 
 /** Escapes control and format characters. Names can come from a disk that others write, and must not control the terminal. */
-export function shown(text: string): string {
-  return text.replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu, escaped);
+export function escapeControls(text: string): string {
+  return text.replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu, escapeCharacter);
 }
 
 /** Quotes the text for a shell if necessary. */
@@ -15,10 +15,10 @@ export const shellWord = (text: string): string =>
   /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
 
 /** JSON for a terminal: also escapes DEL, C1 and direction marks, which JSON.stringify leaves as they are. */
-export function shownJson(value: unknown, indent?: number): string {
+export function terminalJson(value: unknown, indent?: number): string {
   return JSON.stringify(value, undefined, indent).replace(
     /[\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g,
-    escaped,
+    escapeCharacter,
   );
 }
 
@@ -39,7 +39,7 @@ export const date = (time: string): string => `${time.slice(0, 10)} ${time.slice
 /** Older servers leave out some sizes. */
 export function size(bytes: string | null | undefined): string {
   if (bytes === null || bytes === undefined) return '-';
-  return /^[0-9]+$/.test(bytes) ? formatSize(BigInt(bytes)) : shown(bytes);
+  return /^[0-9]+$/.test(bytes) ? formatSize(BigInt(bytes)) : escapeControls(bytes);
 }
 
 export const labelList = (labels: Readonly<Record<string, string>>): string =>

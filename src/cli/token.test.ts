@@ -16,7 +16,7 @@ test('create prints only the secret on standard output', async () => {
     {
       status: 0,
       stdout: 's3cret\n',
-      stderr: 'token t1 (ci, user); the secret above is shown only this once\n',
+      stderr: 'token t1 (ci, user); the secret above is not shown again\n',
     },
   );
   expect(server.seen[0]?.body).toEqual({ name: 'ci', role: 'user', stores: ['data'], expiresIn: '30d' });

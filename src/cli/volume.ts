@@ -16,7 +16,7 @@ import { runLongOperation } from './long-operation.ts';
 import { invalid } from './problem.ts';
 import { addReleaseCommand, useFields } from './release.ts';
 import type { MakeAction, Session } from './session.ts';
-import { age, date, labelList, shown, size } from './text.ts';
+import { age, date, escapeControls, labelList, size } from './text.ts';
 
 const volumePath = (ref: string): string => `/v1/volumes/${refPath(ref)}`;
 const whichVolume = 'store/name, name or id';
@@ -37,9 +37,9 @@ function addReadCommands(volume: StowageCommand, act: MakeAction): void {
     .command('list')
     .alias('ls')
     .description('List volumes.')
-    .option('--store <store>', 'only those of this store')
-    .option('--label <key=value>', 'only those with this label (may be repeated)', collect)
-    .option('--contains <text>', 'only those with this in their name')
+    .option('--store <store>', 'only volumes of this store')
+    .option('--label <key=value>', 'only volumes with this label (repeatable)', collect)
+    .option('--contains <text>', 'only volumes whose name contains this text')
     .example('stowage volume list --store local --label team=blue', 'the blue team’s volumes on local')
     .example(
       'stowage volume list --quiet --label temporary=yes | xargs -r stowage volume delete',
@@ -48,7 +48,7 @@ function addReadCommands(volume: StowageCommand, act: MakeAction): void {
     .action(act(list));
   volume
     .command('show')
-    .description('Show one volume: size, condition, labels, where it is mounted, who and which hosts use it.')
+    .description('Show one volume: size, condition, labels, mounts, users and hosts.')
     .argument('<volume>', whichVolume)
     .example('stowage volume show local/demo', 'everything about a volume')
     .example('stowage volume show demo --json | jq -r .id', 'its id, for a script')
@@ -57,7 +57,7 @@ function addReadCommands(volume: StowageCommand, act: MakeAction): void {
     .command('usage')
     .description('Measure the usage of a volume.')
     .argument('<volume>', whichVolume)
-    .example('stowage volume usage demo', 'bytes and files of the volume itself')
+    .example('stowage volume usage demo', 'number of bytes and files')
     .action(act(usage));
 }
 
@@ -66,22 +66,22 @@ function addChangeCommands(volume: StowageCommand, act: MakeAction): void {
     .command('create')
     .description('Create a volume and print its name (with --quiet: its id).')
     .argument('<name>', 'name, or store/name')
-    .option('--store <store>', 'where to create it (default: the default store)')
+    .option('--store <store>', 'store to create it on (default: the default store)')
     .option('--size <size>', 'capacity, e.g. 500M, 1G, 1.5T')
-    .option('--enforce', 'enforce its size: writes beyond it fail (not every store can)')
-    .option('--block', 'a raw block device in place of a file system')
-    .option('--label <key=value>', 'a label (may be repeated)', collect)
+    .option('--enforce', 'enforce the size: writes beyond it fail (not every store supports this)')
+    .option('--block', 'create a raw block device instead of a file system')
+    .option('--label <key=value>', 'label of the volume (repeatable)', collect)
     .example('stowage volume create demo', 'on the default store')
     .example('stowage volume create db --store images --size 10G --label team=blue', 'with a size and a label')
     .example('id=$(stowage volume create scratch --quiet)', 'keep the id in a variable')
     .action(act(create));
   volume
     .command('expand')
-    .description('Expand a volume, also while it is mounted. It can never shrink.')
+    .description('Expand a volume, even while it is mounted. Volumes cannot shrink.')
     .argument('<volume>', whichVolume)
     .argument('<size>', 'the new size, e.g. 2G')
     .option('--if-revision <n>', 'only if the volume is still at this revision')
-    .example('stowage volume expand demo 2G', 'it has 2 GiB from now on')
+    .example('stowage volume expand demo 2G', 'expand demo to 2 GiB')
     .action(
       act((session, ref: string, to: string, options: RevisionFlag) =>
         changeVolume(
@@ -95,7 +95,9 @@ function addChangeCommands(volume: StowageCommand, act: MakeAction): void {
     );
   volume
     .command('enforce')
-    .description('Enforce the size of a volume, permanently. A mounted volume is enforced from its next mount on.')
+    .description(
+      'Enforce the size of a volume, permanently. If the volume is mounted, this takes effect at the next mount.',
+    )
     .argument('<volume>', whichVolume)
     .option('--if-revision <n>', 'only if the volume is still at this revision')
     .example('stowage volume enforce nfs/demo', 'writes beyond its size fail')
@@ -106,7 +108,7 @@ function addChangeCommands(volume: StowageCommand, act: MakeAction): void {
     );
   volume
     .command('rename')
-    .description('Give a volume another name; its id stays. Not while it is in use.')
+    .description('Rename a volume; its id stays the same. Fails while the volume is in use.')
     .argument('<volume>', whichVolume)
     .argument('<new-name>', 'the new name, without a store')
     .option('--if-revision <n>', 'only if the volume is still at this revision')
@@ -151,12 +153,12 @@ async function list(session: Session, options: VolumeListFlags): Promise<void> {
     Object.keys(options).length > 0
       ? 'no volume matches; see all with: stowage volume list'
       : 'no volumes; create one with: stowage volume create NAME';
-  print(session, items, nothing);
-  session.out.unanswered(unanswered, 'its volumes are shown as last seen');
-  session.out.unreached(unreached, 'its own volumes are missing');
+  printVolumes(session, items, nothing);
+  session.out.noteUnanswered(unanswered, 'its volumes are shown as last seen');
+  session.out.noteUnreached(unreached, 'its node-local volumes are missing');
 }
 
-function print({ out, clock }: Session, volumes: readonly VolumeJson[], nothing: string): void {
+function printVolumes({ out, clock }: Session, volumes: readonly VolumeJson[], nothing: string): void {
   const hasNodes = volumes.some(({ node }) => node !== undefined);
   const row = (volume: VolumeJson): string[] => [
     `${volume.store}/${volume.name}`,
@@ -167,7 +169,7 @@ function print({ out, clock }: Session, volumes: readonly VolumeJson[], nothing:
     age(volume.createdAt, clock.now()),
   ];
   if (out.json) out.value(volumes);
-  else if (out.quiet) volumes.forEach((volume) => void out.line(shown(volume.id)));
+  else if (out.quiet) volumes.forEach((volume) => void out.line(escapeControls(volume.id)));
   else if (volumes.length === 0) out.note(nothing);
   else out.table(['VOLUME', ...(hasNodes ? ['NODE'] : []), 'SIZE', 'ACCESS', 'LABELS', 'AGE'], volumes.map(row));
 }
@@ -175,7 +177,7 @@ function print({ out, clock }: Session, volumes: readonly VolumeJson[], nothing:
 async function show({ client, out, clock }: Session, ref: string): Promise<void> {
   const volume = await client.get<VolumeDetailJson>(volumePath(ref));
   if (out.json) return out.value(volume);
-  if (out.quiet) return out.line(shown(volume.id));
+  if (out.quiet) return out.line(escapeControls(volume.id));
   const enforced = volume.bytes === null ? '' : volume.enforced ? ' (enforced)' : ' (not enforced)';
   const condition = volume.detail === null ? volume.condition : `${volume.condition}: ${volume.detail}`;
   out.fields([
@@ -193,7 +195,7 @@ async function show({ client, out, clock }: Session, ref: string): Promise<void>
     ['users', volume.users.map((user) => `${user.kind} ${user.name} on ${user.node}`)],
     ...useFields(volume.uses ?? null),
   ]);
-  out.unreached(volume.unreached ?? [], 'its mounts are missing');
+  out.noteUnreached(volume.unreached ?? [], 'its mounts are missing');
 }
 
 const mountText = ({ target, readOnly, node }: MountJson): string =>
@@ -202,9 +204,9 @@ const mountText = ({ target, readOnly, node }: MountJson): string =>
 async function usage({ client, out }: Session, ref: string): Promise<void> {
   const measured = await client.get<UsageJson>(`${volumePath(ref)}/usage`);
   if (out.json) return out.value(measured);
-  const least = measured.complete ? '' : 'at least ';
+  const lowerBound = measured.complete ? '' : 'at least ';
   const files = measured.files === '1' ? '1 file' : `${measured.files} files`;
-  out.reportDone(`${least}${size(measured.bytes)} in ${least}${files}`);
+  out.reportDone(`${lowerBound}${size(measured.bytes)} in ${lowerBound}${files}`);
 }
 
 interface VolumeCreateFlags {
@@ -220,9 +222,9 @@ async function create(session: Session, what: string, options: VolumeCreateFlags
   const given = splitRef(what);
   if (given.store !== undefined && options.store !== undefined && given.store !== options.store) {
     throw invalid(
-      `two stores were given: ${shown(given.store)} and ${shown(options.store)}`,
+      `two different stores: ${escapeControls(given.store)} and ${escapeControls(options.store)}`,
       'store-ambiguous',
-      'Give one of them.',
+      'Specify only one of them.',
     );
   }
   const store = given.store ?? options.store;
@@ -237,7 +239,7 @@ async function create(session: Session, what: string, options: VolumeCreateFlags
   const made = await runLongOperation<VolumeJson>(session, { method: 'POST', path: '/v1/volumes', body });
   const volume = made ?? (await client.get<VolumeJson>(volumePath(what)));
   if (out.json) return out.value(volume);
-  out.line(out.quiet ? shown(volume.id) : qualifiedName(volume));
+  out.line(out.quiet ? escapeControls(volume.id) : qualifiedName(volume));
 }
 
 async function changeVolume(

@@ -40,7 +40,7 @@ export function refuseOnSocket(socket: Duplex, thrown: unknown): void {
 }
 
 export const pathUnknown = (): StowageError =>
-  new StowageError('there is nothing at this path', {
+  new StowageError('unknown path', {
     code: 'not-found',
     reason: 'path-unknown',
     action: 'Check the address.',
@@ -60,7 +60,7 @@ export function refuseExpectation(_request: IncomingMessage, response: ServerRes
   const unsupported = new StowageError('the Expect header has an unknown value', {
     code: 'invalid',
     reason: 'expectation-unsupported',
-    action: 'Leave it out.',
+    action: 'Omit the header.',
   });
   refuse(response, unsupported, 417);
 }

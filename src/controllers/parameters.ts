@@ -11,7 +11,8 @@ export function parametersOf({ metadata: { name = '' }, parameters = {} }: Stora
   const values = readParameters(Object.entries(parameters), classParameters, {
     unknown: (key) =>
       invalid(`class '${name}' has the unknown parameter ${quoted(key)}`, 'Allowed are: store, nameTemplate, enforce'),
-    notBoolean: (value) => invalid(`class '${name}': ${quoted(value)} is not a value for enforce`, 'Use true or false'),
+    notBoolean: (value) =>
+      invalid(`class '${name}': ${quoted(value)} is not a valid value for enforce`, 'Use true or false'),
   });
   const { nameTemplate } = values;
   if (nameTemplate !== undefined && !isNameTemplate(nameTemplate))

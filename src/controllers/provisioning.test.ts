@@ -304,7 +304,12 @@ describe('a claim', () => {
       {},
       "class 'fast' has the unknown parameter 'colour'. Allowed are: store, nameTemplate, enforce.",
     ],
-    ['with a wrong value', { parameters: { store: 'silver', enforce: 'yes' } }, {}, "'yes' is not a value for enforce"],
+    [
+      'with a wrong value',
+      { parameters: { store: 'silver', enforce: 'yes' } },
+      {},
+      "'yes' is not a valid value for enforce",
+    ],
     ['of a store that does not exist', { parameters: { store: 'gold' } }, {}, "there is no store 'gold' for the class"],
     ['with a wrong template', { parameters: { nameTemplate: '{x}' } }, {}, "'{x}' is not a valid name template"],
     ['with half a template', { parameters: { nameTemplate: '{name' } }, {}, "'{name' is not a valid name template"],

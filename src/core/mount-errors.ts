@@ -47,7 +47,7 @@ export function otherVolumeMounted(target: string): StowageError {
   return new StowageError(`another volume is mounted at ${quoted(target)}`, {
     code: 'conflict',
     reason: 'mount-other',
-    action: 'See what is mounted where: stowage mounts',
+    action: 'List the mounts: stowage mounts',
   });
 }
 

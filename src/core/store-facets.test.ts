@@ -160,9 +160,9 @@ describe('a store with the required members only', () => {
     });
     const log = collectingLog();
     const counting = createUsageCounter({ volumes: server.core.volumes, clock: systemClock(), log });
-    expect(await counting.of(made)).toBeUndefined();
+    expect(await counting.usageOf(made)).toBeUndefined();
     using used = createUsedBytes(server.core, systemClock(), log);
-    expect(await used.of(made)).toBeUndefined();
+    expect(await used.usedBytesOf(made)).toBeUndefined();
     expect(log.lines).toEqual([]);
   });
 

@@ -51,9 +51,9 @@ export function createUseAdmin({
 }
 
 function useUnknown({ store, name }: Volume, host: string): StowageError {
-  return new StowageError(`host ${quoted(host)} has no record of using volume '${store}/${name}'`, {
+  return new StowageError(`host ${quoted(host)} has no use record of volume '${store}/${name}'`, {
     code: 'not-found',
     reason: 'use-unknown',
-    action: `List the hosts with records, and their ids: stowage volume show ${store}/${name}`,
+    action: `List the use records with their host ids: stowage volume show ${store}/${name}`,
   });
 }

@@ -15,7 +15,14 @@ function createSilentFileSystem(softMs: number | undefined, ages: ReadonlyMap<nu
   const operations = withSoftDeadline({ statfs }, { clock, softMs, requestAges: ages }) as Operations;
   const startRequest = (place: number, { signal }: AbortController = new AbortController()) => {
     const state = { code: 'waits' };
-    const answer = operations.statfs(1, { uid: 0, gid: 0, pid: 1, slot: place, resent: false, signal }) as Promise<Statfs>;
+    const answer = operations.statfs(1, {
+      uid: 0,
+      gid: 0,
+      pid: 1,
+      slot: place,
+      resent: false,
+      signal,
+    }) as Promise<Statfs>;
     answer.catch((cause: Errno) => {
       state.code = cause.code;
     });

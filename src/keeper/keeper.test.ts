@@ -318,7 +318,10 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
       await scratch.adopt(client, 'm');
       await waitForStandby(client);
       await client.upgrade(linkOtherProgram(), scratch.signal);
-      expect(scratch.recordsOf('m')).toMatchObject([{ version: 'test' }, { version: 'other', as: 'successor', served: 2 }]);
+      expect(scratch.recordsOf('m')).toMatchObject([
+        { version: 'test' },
+        { version: 'other', as: 'successor', served: 2 },
+      ]);
       expect(await waitForStandby(client)).toMatchObject({
         deaths: 0,
         active: { version: 'other' },

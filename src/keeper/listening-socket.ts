@@ -47,7 +47,8 @@ export function listenForPeers({ path, clock, log, connected }: ListenOptions): 
   }
 
   async function listen(): Promise<void> {
-    for (let fd = await acceptConnection(listening); fd !== undefined; fd = await acceptConnection(listening)) admit(fd);
+    for (let fd = await acceptConnection(listening); fd !== undefined; fd = await acceptConnection(listening))
+      admit(fd);
     exitHook[Symbol.dispose]();
     closeSync(listening);
   }

@@ -15,10 +15,10 @@ export interface Cluster {
   readonly users: ReadonlyMap<string, readonly string[]>;
 }
 
-const protection = 'kubernetes.io/pvc-protection';
-const longestName = 253;
+const pvcProtectionFinalizer = 'kubernetes.io/pvc-protection';
+const maxNameLength = 253;
 
-async function all<T extends KubeObject>(
+async function listAll<T extends KubeObject>(
   client: KubeClient,
   resource: Resource<T>,
   signal: AbortSignal,
@@ -33,9 +33,9 @@ const keyOf = ({ metadata: { namespace = '', name = '' } }: KubeObject): string 
 
 export async function readCluster(client: KubeClient, signal: AbortSignal): Promise<Cluster> {
   const [volumes, claimed, running] = await Promise.all([
-    all(client, persistentVolumes, signal),
-    all(client, claims, signal),
-    all(client, pods, signal),
+    listAll(client, persistentVolumes, signal),
+    listAll(client, claims, signal),
+    listAll(client, pods, signal),
   ]);
   return {
     volumes: new Map(volumes.map((one) => [one.metadata.name ?? '', one])),
@@ -66,18 +66,18 @@ export async function usersOf(
   signal: AbortSignal,
 ): Promise<readonly string[]> {
   const { namespace = '', name = '' } = metadata;
-  return usersIn(await all(client, pods, signal, namespace)).get(`${namespace}/${name}`) ?? [];
+  return usersIn(await listAll(client, pods, signal, namespace)).get(`${namespace}/${name}`) ?? [];
 }
 
-export const usedBy = (users: readonly string[]): string => {
+export const usedByText = (users: readonly string[]): string => {
   const shown = users.slice(0, 3).join(', ');
   const more = users.length > 3 ? ` and ${users.length - 3} more` : '';
-  return `used by pod${users.length === 1 ? '' : 's'} ${shown}${more}: scale its workload to 0, and repeat`;
+  return `used by pod${users.length === 1 ? '' : 's'} ${shown}${more}: scale its workload to 0, then repeat the command`;
 };
 
 /** Kubernetes puts one finalizer on every claim; any other one would block the claim's deletion. Empty: none does. */
-export const heldBy = ({ metadata }: PersistentVolumeClaim): string => {
-  const others = (metadata.finalizers ?? []).filter((one) => one !== protection);
+export const otherFinalizersText = ({ metadata }: PersistentVolumeClaim): string => {
+  const others = (metadata.finalizers ?? []).filter((one) => one !== pvcProtectionFinalizer);
   return others.length > 0 ? `the claim has other finalizers: ${others.join(', ')}` : '';
 };
 
@@ -98,15 +98,19 @@ export function findCandidates(
     else if (path !== undefined && !isBeingDeleted(cluster, volume)) found.push({ volume, below: path });
   }
   const times = Map.groupBy(found, (one) => one.below);
-  const twice = (path: string): readonly string[] => (times.get(path) ?? []).map(({ volume }) => nameOf(volume));
+  const volumesWithDirectory = (path: string): readonly string[] =>
+    (times.get(path) ?? []).map(({ volume }) => nameOf(volume));
   const candidates = found.map(({ volume, below: path }): TakeOverCandidate => {
     const to = replacementName(nameOf(volume));
     const claimRef = (replacementOf(cluster, volume) ?? volume).spec.claimRef;
     const claim = claimRef === undefined ? null : `${claimRef.namespace ?? ''}/${claimRef.name ?? ''}`;
-    const others = twice(path).filter((name) => name !== nameOf(volume));
+    const others = volumesWithDirectory(path).filter((name) => name !== nameOf(volume));
     return { claim, from: nameOf(volume), to, directory: path, ...stateOf(cluster, volume, claim, path, others) };
   });
-  return { candidates: [...candidates, ...orphaned(cluster, store)], otherServers: [...otherServers].sort() };
+  return {
+    candidates: [...candidates, ...replacementsWithoutOriginal(cluster, store)],
+    otherServers: [...otherServers].sort(),
+  };
 }
 
 const nameOf = ({ metadata }: PersistentVolume): string => metadata.name ?? '';
@@ -122,7 +126,7 @@ const isBeingDeleted = (cluster: Cluster, volume: PersistentVolume): boolean =>
   volume.metadata.deletionTimestamp !== undefined && replacementOf(cluster, volume) === undefined;
 
 /** Replacements that were finished, or whose predecessor was deleted. */
-function orphaned({ volumes }: Cluster, store: string): readonly TakeOverCandidate[] {
+function replacementsWithoutOriginal({ volumes }: Cluster, store: string): readonly TakeOverCandidate[] {
   return [...volumes.values()].flatMap((volume) => {
     const from = volume.metadata.annotations?.[takenFrom];
     const { claimRef, csi } = volume.spec;
@@ -133,7 +137,7 @@ function orphaned({ volumes }: Cluster, store: string): readonly TakeOverCandida
       to: nameOf(volume),
       directory: csi.volumeAttributes['name'] ?? '',
       state: 'taken-over',
-      detail: 'the original PersistentVolume is gone: the take-over can only be finished',
+      detail: 'the original PersistentVolume was deleted: the take-over can only be finished',
     } as const;
   });
 }
@@ -161,19 +165,22 @@ function stateOf(
   )
     return {
       state: 'unclaimed',
-      detail: `its claim was deleted since. The data stay even after: kubectl delete pv ${nameOf(before)} ${nameOf(after)}`,
+      detail: `its claim was deleted. The data is kept, even after: kubectl delete pv ${nameOf(before)} ${nameOf(after)}`,
     };
   if (after !== undefined) {
     // A pod that uses the old volume blocks only the continuation.
     const isUsed = users.length > 0 && claim?.spec.volumeName === nameOf(before);
-    return { state: 'begun', detail: `the take-over was interrupted: ${isUsed ? usedBy(users) : 'repeat it'}` };
+    return {
+      state: 'begun',
+      detail: `the take-over was interrupted: ${isUsed ? usedByText(users) : 'repeat the command'}`,
+    };
   }
   if (claim === undefined || claim.spec.volumeName !== nameOf(before))
-    return { state: 'unclaimed', detail: 'no claim is bound to it' };
-  if (path === '') return impossible('it is the whole export of the store, not a directory on it');
+    return { state: 'unclaimed', detail: 'no claim is bound to the PersistentVolume' };
+  if (path === '') return impossible('it uses the whole export of the store, not a directory on the export');
   if (path.includes('/'))
     return impossible(
-      `its directory is not directly below the export: use a Store for ${path.replace(/\/[^/]*$/, '')}, which contains it`,
+      `its directory is not directly below the export: use a Store for the parent directory, ${path.replace(/\/[^/]*$/, '')}`,
     );
   if (!isVolumeName(path))
     return impossible('the name of its directory is not valid for a volume: see docs/volumes.md');
@@ -183,12 +190,12 @@ function stateOf(
     );
   if (claim.metadata.deletionTimestamp !== undefined) return impossible('the claim is being deleted');
   if (before.metadata.deletionTimestamp !== undefined) return impossible('the PersistentVolume is being deleted');
-  if (heldBy(claim) !== '') return impossible(heldBy(claim));
-  if (replacementName(nameOf(before)).length > longestName)
+  if (otherFinalizersText(claim) !== '') return impossible(otherFinalizersText(claim));
+  if (replacementName(nameOf(before)).length > maxNameLength)
     return impossible('the name of the PersistentVolume is too long');
   if (cluster.volumes.has(replacementName(nameOf(before))))
     return impossible(`a different PersistentVolume already has the name ${replacementName(nameOf(before))}`);
-  return users.length > 0 ? { state: 'used', detail: usedBy(users) } : { state: 'ready', detail: '' };
+  return users.length > 0 ? { state: 'used', detail: usedByText(users) } : { state: 'ready', detail: '' };
 }
 
 /** The PersistentVolume that already has this volume of Stowage's. */

@@ -4,7 +4,7 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { isTransient, KubeError, reasonOf } from '#wire/kube/errors.ts';
 import { claims } from '#wire/kube/resources.ts';
 import type { PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
-import { heldBy, usedBy, usersOf } from './candidates.ts';
+import { otherFinalizersText, usedByText, usersOf } from './candidates.ts';
 import { claimAsWas, claimRecord, claimTemplate, recordedClaim } from './replacement-volume.ts';
 import type { VolumePatches } from './volume-patches.ts';
 
@@ -24,16 +24,16 @@ export interface Move {
   readonly from: PersistentVolume;
   readonly to: PersistentVolume;
   /** The one of the two whose annotation records the claim. */
-  readonly memory: PersistentVolume;
+  readonly recordHolder: PersistentVolume;
 }
 
 const [firstPollMs, longestPollMs] = [25, 500];
 
 export const notPossible = (message: string, action: string): StowageError =>
   new StowageError(message, { code: 'conflict', reason: 'take-over-not-possible', action });
-const repeat = 'Repeat the command; repeating is safe.';
-const kept = ({ metadata: { name = '' } }: PersistentVolume): string =>
-  `Its content is kept in the annotation ${claimAsWas} of the PersistentVolume ${name}. ${repeat}`;
+const repeatHint = 'Repeat the command; this is safe.';
+const savedClaimHint = ({ metadata: { name = '' } }: PersistentVolume): string =>
+  `The claim is saved in the annotation ${claimAsWas} of the PersistentVolume ${name}. ${repeatHint}`;
 
 /** Whether creating the claim may succeed later without a change of the command: for example, a quota can be exceeded temporarily. */
 const mayBeCreatedLater = (error: KubeError): boolean =>
@@ -41,7 +41,7 @@ const mayBeCreatedLater = (error: KubeError): boolean =>
   error.reason === 'Conflict' ||
   (error.status === 403 && /exceeded quota|status unknown for quota/.test(error.serverMessage));
 
-export const unlessMissing = async <T>(asked: Promise<T>): Promise<T | undefined> => {
+export const undefinedIfMissing = async <T>(asked: Promise<T>): Promise<T | undefined> => {
   try {
     return await asked;
   } catch (thrown) {
@@ -57,7 +57,7 @@ function claimOf(
   { spec: { claimRef } }: PersistentVolume,
 ): Promise<PersistentVolumeClaim | undefined> {
   const { namespace = '', name = '' } = claimRef ?? {};
-  return unlessMissing(client.get(claims, { namespace, name }, signal));
+  return undefinedIfMissing(client.get(claims, { namespace, name }, signal));
 }
 
 /**
@@ -72,8 +72,9 @@ export async function checkedClaim(
   if (claim === undefined || claim.spec.volumeName !== from.metadata.name) return claim;
   if (claim.metadata.deletionTimestamp !== undefined) return claim;
   const users = await usersOf(access.client, claim, access.signal);
-  if (users.length > 0) throw notPossible(usedBy(users), '');
-  if (heldBy(claim) !== '') throw notPossible(heldBy(claim), 'The owners of these finalizers must remove them first.');
+  if (users.length > 0) throw notPossible(usedByText(users), '');
+  if (otherFinalizersText(claim) !== '')
+    throw notPossible(otherFinalizersText(claim), 'The owners of these finalizers must remove them first.');
   return claim;
 }
 
@@ -87,14 +88,14 @@ export function createClaimMove(options: ClaimMoveOptions) {
 
   async function deleteClaim(
     claim: PersistentVolumeClaim,
-    { from, memory }: Pick<Move, 'from' | 'memory'>,
+    { from, recordHolder }: Pick<Move, 'from' | 'recordHolder'>,
   ): Promise<void> {
     const { namespace = '', name = '', uid = '', resourceVersion, deletionTimestamp } = claim.metadata;
     if (deletionTimestamp === undefined) {
       // Record its current state: it may have grown since.
-      const known = recordedClaim(memory);
+      const known = recordedClaim(recordHolder);
       if (JSON.stringify(known) !== JSON.stringify(claimTemplate(claim)))
-        await patchVolume(memory, {}, claimRecord(claim));
+        await patchVolume(recordHolder, {}, claimRecord(claim));
     }
     await poll(
       options,
@@ -103,15 +104,19 @@ export function createClaimMove(options: ClaimMoveOptions) {
         if (there?.metadata.uid !== uid) return true;
         // Delete only the version that was checked and recorded.
         if (there.metadata.deletionTimestamp === undefined)
-          await unlessMissing(client.delete(claims, { namespace, name }, { uid, resourceVersion }, signal));
+          await undefinedIfMissing(client.delete(claims, { namespace, name }, { uid, resourceVersion }, signal));
         return false;
       },
       async (why) => {
-        if (why !== '') return notPossible(`the claim is being deleted, and may be gone: ${why}`, kept(memory));
+        if (why !== '')
+          return notPossible(
+            `the claim is being deleted, and may already be gone: ${why}`,
+            savedClaimHint(recordHolder),
+          );
         const users = await usersOf(client, claim, signal);
         const reason =
-          users.length > 0 ? `pod ${users.join(', ')} uses it` : 'Kubernetes has not removed its finalizers yet';
-        return notPossible(`the claim is being deleted, but still exists: ${reason}`, repeat);
+          users.length > 0 ? `pod ${users.join(', ')} uses the claim` : 'Kubernetes has not removed its finalizers yet';
+        return notPossible(`the claim is being deleted, but still exists: ${reason}`, repeatHint);
       },
     );
   }
@@ -119,11 +124,11 @@ export function createClaimMove(options: ClaimMoveOptions) {
   async function createClaim(
     claim: PersistentVolumeClaim,
     volumeName: string,
-    memory: PersistentVolume,
+    recordHolder: PersistentVolume,
   ): Promise<void> {
     let why = '';
-    const gone = async (): Promise<StowageError> =>
-      notPossible(`the claim is gone, and could not be recreated yet: ${why}`, kept(memory));
+    const claimNotRecreated = async (): Promise<StowageError> =>
+      notPossible(`the claim was deleted, and could not be recreated yet: ${why}`, savedClaimHint(recordHolder));
     await poll(
       options,
       async () => {
@@ -134,11 +139,11 @@ export function createClaimMove(options: ClaimMoveOptions) {
           if (reasonOf(thrown) === 'AlreadyExists') return true;
           if (!(thrown instanceof KubeError) || thrown.failure === 'canceled') throw thrown;
           why = thrown.serverMessage || thrown.message;
-          if (!mayBeCreatedLater(thrown)) throw await gone();
+          if (!mayBeCreatedLater(thrown)) throw await claimNotRecreated();
           return false;
         }
       },
-      gone,
+      claimNotRecreated,
     );
   }
 
@@ -150,7 +155,7 @@ export function createClaimMove(options: ClaimMoveOptions) {
         const { spec, status } = (await claimOf(options, to)) ?? {};
         if (spec?.volumeName !== undefined && spec.volumeName !== name)
           throw notPossible(
-            `another client recreated the claim, and it has another volume, ${spec.volumeName}`,
+            `another client recreated the claim, which is bound to another PersistentVolume, ${spec.volumeName}`,
             'If that claim is not needed, delete it and repeat the command.',
           );
         return status?.phase === 'Bound' && spec?.volumeName === name;
@@ -158,24 +163,24 @@ export function createClaimMove(options: ClaimMoveOptions) {
       async (why) =>
         notPossible(
           `the claim is not bound to its volume ${name}${why === '' ? '' : `: ${why}`}`,
-          `See: kubectl describe pvc and kubectl describe pv ${name}. ${repeat}`,
+          `Check: kubectl describe pvc; kubectl describe pv ${name}. ${repeatHint}`,
         ),
     );
   }
 
-  async function move({ claim, from, to, memory }: Move): Promise<void> {
+  async function move({ claim, from, to, recordHolder }: Move): Promise<void> {
     const [before, after] = [from.metadata.name ?? '', to.metadata.name ?? ''];
     if (claim?.spec.volumeName === after) return await awaitBound(to);
-    const known = claim?.spec.volumeName === before ? claim : recordedClaim(memory);
+    const known = claim?.spec.volumeName === before ? claim : recordedClaim(recordHolder);
     if (known === undefined)
       throw notPossible(
-        'there is no record of the deleted claim',
-        'Create the claim yourself, with its name and class.',
+        'no record of the deleted claim found',
+        'Create the claim manually, with the same name and class.',
       );
     const waiting = await reserve(to, known);
-    const remembers = memory.metadata.name === after ? waiting : memory;
-    if (claim?.spec.volumeName === before) await deleteClaim(claim, { from, memory: remembers });
-    await createClaim(claimTemplate(known), after, memory);
+    const remembers = recordHolder.metadata.name === after ? waiting : recordHolder;
+    if (claim?.spec.volumeName === before) await deleteClaim(claim, { from, recordHolder: remembers });
+    await createClaim(claimTemplate(known), after, recordHolder);
     await awaitBound(waiting);
   }
 
@@ -185,19 +190,19 @@ export function createClaimMove(options: ClaimMoveOptions) {
 /** Retries while Kubernetes does not answer. `late`: creates the error at the deadline, from the last failure or ''. */
 async function poll(
   { clock, signal, deadlineMs }: Pick<ClaimMoveOptions, 'clock' | 'signal' | 'deadlineMs'>,
-  look: () => Promise<boolean>,
-  late: (why: string) => Promise<StowageError>,
+  isDone: () => Promise<boolean>,
+  timeoutError: (why: string) => Promise<StowageError>,
 ): Promise<void> {
   const until = clock.elapsed() + deadlineMs;
   for (let pause = firstPollMs; ; pause = Math.min(pause * 2, longestPollMs)) {
     let why = '';
     try {
-      if (await look()) return;
+      if (await isDone()) return;
     } catch (thrown) {
       if (!(thrown instanceof KubeError) || thrown.failure === 'canceled' || !isTransient(thrown)) throw thrown;
       why = thrown.serverMessage || thrown.message;
     }
-    if (clock.elapsed() >= until) throw await late(why);
+    if (clock.elapsed() >= until) throw await timeoutError(why);
     await clock.sleep(pause, signal);
   }
 }

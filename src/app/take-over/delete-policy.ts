@@ -3,7 +3,7 @@ import type { StoreObject } from '#controllers/store-object.ts';
 import type { PersistentVolume, StorageClass } from '#wire/kube/types.ts';
 
 /** What the provisioner's strconv.ParseBool (Go) parses as false. */
-const no = new Set(['0', 'f', 'F', 'false', 'False', 'FALSE']);
+const falseWords = new Set(['0', 'f', 'F', 'false', 'False', 'FALSE']);
 
 /**
  * Whether the previous provisioner would have destroyed the data on deletion: with `Delete` it may also keep the directory, under its own or
@@ -16,7 +16,7 @@ export function deletesData(volume: PersistentVolume, storageClass: StorageClass
   // provisioner's class may have the name.
   if (nfs === undefined || by === undefined || by !== storageClass?.provisioner) return false;
   const { onDelete = '', archiveOnDelete = '' } = storageClass.parameters ?? {};
-  return onDelete === 'delete' || (onDelete === '' && no.has(archiveOnDelete));
+  return onDelete === 'delete' || (onDelete === '' && falseWords.has(archiveOnDelete));
 }
 
 /** The value of a store's option. The field `options` overrides the URI. */

@@ -28,7 +28,7 @@ const attributesOf = ({ volumeAttributes = {} }: Csi): ReadonlyMap<string, strin
 export function directoryOf({ spec }: PersistentVolume): Directory | undefined {
   const { csi, nfs } = spec;
   if (nfs !== undefined)
-    return { server: serverName(nfs.server), path: normalized(nfs.path), isReadOnly: nfs.readOnly === true };
+    return { server: serverName(nfs.server), path: normalizePath(nfs.path), isReadOnly: nfs.readOnly === true };
   if (csi?.driver !== csiDriverNfs) return undefined;
   const attributes = attributesOf(csi);
   const [server, share] = [attributes.get('server'), attributes.get('share')];
@@ -36,10 +36,10 @@ export function directoryOf({ spec }: PersistentVolume): Directory | undefined {
   let subdir = attributes.get('subdir') ?? '';
   for (const [word, key] of Object.entries(nameVariables))
     subdir = subdir.replaceAll(word, attributes.get(key) ?? word);
-  return { server: serverName(server), path: normalized(`${share}/${subdir}`), isReadOnly: csi.readOnly === true };
+  return { server: serverName(server), path: normalizePath(`${share}/${subdir}`), isReadOnly: csi.readOnly === true };
 }
 
-const normalized = (path: string): string => posix.resolve('/', path);
+const normalizePath = (path: string): string => posix.resolve('/', path);
 /** Normalizes spellings of a name that are known to be equivalent. */
 export const serverName = (server: string): string =>
   server
@@ -58,13 +58,13 @@ export function exportOf(uri: string): Export | undefined {
   if (!URL.canParse(uri)) return undefined;
   const { protocol, hostname, pathname } = new URL(uri);
   return protocol === 'nfs:'
-    ? { server: serverName(hostname), path: normalized(decodeURIComponent(pathname)) }
+    ? { server: serverName(hostname), path: normalizePath(decodeURIComponent(pathname)) }
     : undefined;
 }
 
 /** The path relative to the export; empty: the export itself. Undefined: the directory is not on the export. */
 export function pathBelow({ path }: Export, directory: Directory): string | undefined {
   if (directory.path === path) return '';
-  const within = path === '/' ? '/' : `${path}/`;
-  return directory.path.startsWith(within) ? directory.path.slice(within.length) : undefined;
+  const prefix = path === '/' ? '/' : `${path}/`;
+  return directory.path.startsWith(prefix) ? directory.path.slice(prefix.length) : undefined;
 }

@@ -30,7 +30,7 @@ describe('the reclaim policy of a finished volume', () => {
     await run('take');
     const said = await run('finish');
     expect(await policyOf(from)).toBe('Retain');
-    expect(said).toContain(`its reclaim policy stays Retain`);
+    expect(said).toContain(`the reclaim policy stays Retain`);
     expect(said).toContain(`kubectl patch pv ${from}-stowage --type=merge`);
   });
 
@@ -42,7 +42,7 @@ describe('the reclaim policy of a finished volume', () => {
     classWith(parameters);
     const from = provisioned('subdir');
     await run('take');
-    expect(await run('finish')).toContain('its reclaim policy stays Retain');
+    expect(await run('finish')).toContain('the reclaim policy stays Retain');
     expect(await policyOf(from)).toBe('Retain');
   });
 
@@ -66,7 +66,7 @@ describe('the reclaim policy of a finished volume', () => {
         paths.classes,
         asAnyObject({ ...foreignClass('subdir', foreignExport), provisioner: 'file.stowage.dev' }),
       );
-    expect(await run('finish')).toContain('its reclaim policy stays Retain');
+    expect(await run('finish')).toContain('the reclaim policy stays Retain');
     expect(await policyOf(from)).toBe('Retain');
   });
 
@@ -77,8 +77,8 @@ describe('the reclaim policy of a finished volume', () => {
     await run('take');
     await run('take', { name: 'other', id: 'sv1-other' });
     it.api.remove(paths.volumes, other);
-    expect(await run('finish')).toContain('its reclaim policy stays Retain');
-    expect(await run('finish', { name: 'other' })).toContain('its reclaim policy stays Retain');
+    expect(await run('finish')).toContain('the reclaim policy stays Retain');
+    expect(await run('finish', { name: 'other' })).toContain('the reclaim policy stays Retain');
     expect([await policyOf(from), await policyOf(other)]).toEqual(['Retain', 'Retain']);
   });
 

@@ -5,7 +5,7 @@ import { fileDriver } from '#core/csi-drivers.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { claims, persistentVolumes, type Resource, storageClasses } from '#wire/kube/resources.ts';
 import type { KubeObject, PersistentVolume } from '#wire/kube/types.ts';
-import { notPossible, unlessMissing } from './claim-move.ts';
+import { notPossible, undefinedIfMissing } from './claim-move.ts';
 import { deletesData, keepsDeleted } from './delete-policy.ts';
 import { identityRecord, policyBefore, takenFrom, withoutRecords } from './replacement-volume.ts';
 import type { VolumePatches } from './volume-patches.ts';
@@ -17,13 +17,13 @@ export interface FinishOptions {
 }
 
 const staysRetained = (name: string): string =>
-  `its reclaim policy stays Retain, since the previous provisioner may have kept the data of a deleted claim. ` +
-  `If Stowage may delete them: kubectl patch pv ${name} --type=merge -p '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}'`;
+  `the reclaim policy stays Retain, because the previous provisioner may have kept the data of a deleted claim. ` +
+  `To let Stowage delete the data: kubectl patch pv ${name} --type=merge -p '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}'`;
 
 export function createFinish({ client, signal, patches }: FinishOptions) {
   const { retainData, patchVolume } = patches;
   const getByName = async <T extends KubeObject>(resource: Resource<T>, name = ''): Promise<T | undefined> =>
-    name === '' ? undefined : await unlessMissing(client.get(resource, { name }, signal));
+    name === '' ? undefined : await undefinedIfMissing(client.get(resource, { name }, signal));
 
   /**
    * Returns `Delete` only if that is no worse for the data than before: the previous provisioner may keep the directory on deletion, which
@@ -52,11 +52,11 @@ export function createFinish({ client, signal, patches }: FinishOptions) {
     if (after === undefined || after.metadata.annotations?.[takenFrom] !== from) return '';
     const { claimRef } = after.spec;
     const { namespace = '', name = '', uid } = claimRef ?? {};
-    const claim = await unlessMissing(client.get(claims, { namespace, name }, signal));
+    const claim = await undefinedIfMissing(client.get(claims, { namespace, name }, signal));
     if (claim?.spec.volumeName !== to || claim.metadata.uid !== uid)
       throw notPossible(
-        'its claim is gone, or has another volume',
-        `Repeat take-over, or delete the PersistentVolumes ${from} and ${to} yourself: the data stay.`,
+        'its claim was deleted, or is bound to another PersistentVolume',
+        `Repeat take-over, or delete the PersistentVolumes ${from} and ${to}: the data is kept.`,
       );
     const { annotations, finalizers = [] } = after.metadata;
     const policy = await policyFor(after, before);
@@ -83,7 +83,7 @@ export function createFinish({ client, signal, patches }: FinishOptions) {
     );
     if (before !== undefined) {
       const kept = await retainData(before);
-      await unlessMissing(client.delete(persistentVolumes, { name: from }, { uid: kept.metadata.uid }, signal));
+      await undefinedIfMissing(client.delete(persistentVolumes, { name: from }, { uid: kept.metadata.uid }, signal));
     }
     await patchVolume(ended, {}, withoutRecords);
     return policy === 'Retain' && annotations[policyBefore] === 'Delete' ? staysRetained(to) : '';

@@ -63,7 +63,7 @@ describe('when Kubernetes does not accept the new claim', () => {
     const was = await claim();
     const error = await refused('take');
     expect(error).toMatchObject({
-      message: expect.stringMatching(`^the claim is gone, and could not be recreated yet: .*${why}`),
+      message: expect.stringMatching(`^the claim was deleted, and could not be recreated yet: .*${why}`),
       action: expect.stringContaining(
         `annotation stowage.dev/taken-over-claim of the PersistentVolume ${from}-stowage`,
       ),

@@ -61,7 +61,7 @@ describe('take-over', () => {
       {
         claim: 'shop/deeper',
         state: 'impossible',
-        detail: expect.stringContaining('use a Store for red, which contains it'),
+        detail: expect.stringContaining('use a Store for the parent directory, red'),
       },
       { claim: 'shop/whole', state: 'impossible', detail: expect.stringContaining('the whole export') },
       { claim: 'shop/odd', state: 'impossible', detail: expect.stringContaining('not valid for a volume') },
@@ -194,7 +194,7 @@ describe('take-over', () => {
     const from = provisioned('subdir');
     await run('take');
     it.api.remove(paths.claims, 'data');
-    expect((await refused('finish'))?.message).toContain('its claim is gone');
+    expect((await refused('finish'))?.message).toContain('its claim was deleted');
     expect((await volume(`${from}-stowage`))?.spec.persistentVolumeReclaimPolicy).toBe('Retain');
   });
 });

@@ -7,7 +7,7 @@ import { KubeError, reasonOf } from '#wire/kube/errors.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { type Cluster, findCandidates, holderOf, readCluster } from './candidates.ts';
-import { checkedClaim, createClaimMove, notPossible, unlessMissing } from './claim-move.ts';
+import { checkedClaim, createClaimMove, notPossible, undefinedIfMissing } from './claim-move.ts';
 import { optionOf } from './delete-policy.ts';
 import { directoryOf, type Export, exportOf, serverName } from './directories.ts';
 import { createFinish } from './finish.ts';
@@ -30,10 +30,10 @@ export function createTakeOver(parts: TakeOverOptions): TakeOverService {
   const { retainData, patchVolume } = patches;
   const { move } = createClaimMove({ client, clock, signal, patches, deadlineMs });
   const { finish } = createFinish({ client, signal, patches });
-  let seen: Cluster | undefined;
+  let lastCluster: Cluster | undefined;
 
   const volume = (name: string): Promise<PersistentVolume | undefined> =>
-    unlessMissing(client.get(persistentVolumes, { name }, signal));
+    undefinedIfMissing(client.get(persistentVolumes, { name }, signal));
 
   /** The old volume, and the new one if it exists. */
   async function getVolumes({
@@ -42,7 +42,10 @@ export function createTakeOver(parts: TakeOverOptions): TakeOverService {
   }: TakeOverCandidate): Promise<readonly [PersistentVolume, PersistentVolume | undefined]> {
     const [before, after] = await Promise.all([volume(from), volume(to)]);
     if (before === undefined)
-      throw notPossible(`the PersistentVolume ${from} is gone`, 'List the candidates again: kubectl stowage take-over');
+      throw notPossible(
+        `the PersistentVolume ${from} was deleted`,
+        'List the candidates again: kubectl stowage take-over',
+      );
     if (before.metadata.deletionTimestamp !== undefined)
       throw notPossible(
         `the PersistentVolume ${from} is being deleted`,
@@ -66,15 +69,15 @@ export function createTakeOver(parts: TakeOverOptions): TakeOverService {
     if (id === '')
       throw notPossible(
         'the store has no volume for its directory',
-        `See why: kubectl stowage store adopt ${store} --dry-run`,
+        `Find the cause: kubectl stowage store adopt ${store} --dry-run`,
       );
     const isThere = claim?.spec.volumeName === before.metadata.name && claim?.metadata.deletionTimestamp === undefined;
     if (claim === undefined || !isThere)
       throw notPossible(
-        'the claim is gone, or has another volume',
+        'the claim was deleted, or is bound to another PersistentVolume',
         'List the candidates again: kubectl stowage take-over',
       );
-    const holder = seen && holderOf(seen, [id, `${store}..${directory}`]);
+    const holder = lastCluster && holderOf(lastCluster, [id, `${store}..${directory}`]);
     if (holder !== undefined) throw notPossible(`the PersistentVolume ${holder} already uses that directory`, '');
     const isReadOnly = directoryOf(before)?.isReadOnly === true;
     const kept = await retainData(before);
@@ -94,20 +97,22 @@ export function createTakeOver(parts: TakeOverOptions): TakeOverService {
       there === undefined
         ? await createReplacement(before, claim, candidate, which)
         : await continueTakeOver(before, there);
-    await move({ claim, from: before, to: after, memory: after });
+    await move({ claim, from: before, to: after, recordHolder: after });
   }
 
   async function undo(candidate: TakeOverCandidate): Promise<void> {
     const [before, after] = await getVolumes(candidate);
-    if (after === undefined) throw notPossible('it was not taken over', '');
+    if (after === undefined) throw notPossible('the claim was not taken over', '');
     const claim = await checkedClaim(parts, after);
     const [kept, memory] = [await retainData(before), await retainData(after)];
-    await move({ claim, from: memory, to: kept, memory });
+    await move({ claim, from: memory, to: kept, recordHolder: memory });
     const bound = await volume(candidate.from);
-    if (bound === undefined) throw notPossible(`the PersistentVolume ${candidate.from} is gone`, '');
+    if (bound === undefined) throw notPossible(`the PersistentVolume ${candidate.from} was deleted`, '');
     const policy = bound.metadata.annotations?.[policyBefore] ?? 'Retain';
     await patchVolume(bound, { persistentVolumeReclaimPolicy: policy }, { [policyBefore]: null });
-    await unlessMissing(client.delete(persistentVolumes, { name: candidate.to }, { uid: after.metadata.uid }, signal));
+    await undefinedIfMissing(
+      client.delete(persistentVolumes, { name: candidate.to }, { uid: after.metadata.uid }, signal),
+    );
   }
 
   const withRetries = <T>(work: () => Promise<T>): Promise<T> =>
@@ -116,9 +121,14 @@ export function createTakeOver(parts: TakeOverOptions): TakeOverService {
   return {
     findCandidates: (action) =>
       readableErrors(async () => {
-        const at = await exportOfStore(parts, action);
-        seen = await readCluster(client, signal);
-        return findCandidates(seen, store, at, new Set([at.server, ...servers.map(serverName)]));
+        const storeExport = await exportOfStore(parts, action);
+        lastCluster = await readCluster(client, signal);
+        return findCandidates(
+          lastCluster,
+          store,
+          storeExport,
+          new Set([storeExport.server, ...servers.map(serverName)]),
+        );
       }),
     take: (candidate, id, identity) => withRetries(() => take(candidate, { id, identity })),
     undo: (candidate) => withRetries(() => undo(candidate)),
@@ -132,29 +142,29 @@ async function exportOfStore(
   { client, signal, store }: Pick<TakeOverOptions, 'client' | 'signal' | 'store'>,
   action: TakeOverAction,
 ): Promise<Export> {
-  const object: StoreObject | undefined = await unlessMissing(client.get(storeObjects, { name: store }, signal));
+  const object: StoreObject | undefined = await undefinedIfMissing(client.get(storeObjects, { name: store }, signal));
   if (object === undefined)
-    throw new StowageError(`there is no store '${store}' in the cluster`, {
+    throw new StowageError(`store '${store}' not found in the cluster`, {
       code: 'not-found',
       reason: 'store-unknown',
       action: 'List the stores: kubectl get stores',
     });
-  const at = exportOf(object.spec.uri);
+  const storeExport = exportOf(object.spec.uri);
   // With a pathTemplate, the volume named after the directory can be in another directory.
-  if (at !== undefined && action === 'take' && optionOf(object, 'pathTemplate') !== undefined)
+  if (storeExport !== undefined && action === 'take' && optionOf(object, 'pathTemplate') !== undefined)
     throw new StowageError(
-      `store '${store}' has the option pathTemplate, so its directories do not have the names of its volumes`,
+      `store '${store}' has the option pathTemplate, so its directories are not named after its volumes`,
       {
         code: 'unsupported',
         reason: 'take-over-not-possible',
-        action: 'Name a Store of the same export without pathTemplate.',
+        action: 'Use a Store of the same export without pathTemplate.',
       },
     );
-  if (at !== undefined) return at;
+  if (storeExport !== undefined) return storeExport;
   throw new StowageError(`store '${store}' is not on an NFS server`, {
     code: 'unsupported',
     reason: 'take-over-not-possible',
-    action: 'Name a Store whose uri begins with nfs://, for the export that contains the volumes.',
+    action: 'Use a Store with an nfs:// URI for the export that contains the volumes.',
   });
 }
 
@@ -163,7 +173,7 @@ async function readableErrors<T>(work: () => Promise<T>): Promise<T> {
   try {
     return await work();
   } catch (thrown) {
-    throw thrown instanceof KubeError ? refusedBy(thrown) : thrown;
+    throw thrown instanceof KubeError ? kubernetesError(thrown) : thrown;
   }
 }
 
@@ -178,23 +188,23 @@ async function retryConflicts<T>(clock: Clock, signal: AbortSignal, work: () => 
     }
 }
 
-function refusedBy(error: KubeError): StowageError {
+function kubernetesError(error: KubeError): StowageError {
   const { failure, status, serverMessage: said, message } = error;
   if (failure === 'canceled')
     return new StowageError('interrupted', { code: 'canceled', reason: 'interrupted', action: '', cause: error });
   if (reasonOf(error) === 'Conflict')
-    return notPossible('other clients keep withRetries the same objects', 'Repeat the command; repeating is safe.');
+    return notPossible('other clients keep changing the same objects', 'Repeat the command; this is safe.');
   if (status === 401 || status === 403)
     return new StowageError(said || message, {
       code: 'denied',
       reason: 'kubernetes-denied',
-      action: 'Use a kubeconfig of an administrator of the cluster: --kubeconfig FILE, --context NAME',
+      action: 'Use the kubeconfig of a cluster administrator: --kubeconfig FILE, --context NAME',
       cause: error,
     });
   return new StowageError(`the request to the API server failed: ${said || message}`, {
     code: failure === 'deadline' ? 'deadline' : 'unavailable',
     reason: 'kubernetes-unreachable',
-    action: 'Check that this works: kubectl version. Then repeat the command; repeating is safe.',
+    action: 'Check the connection: kubectl version. Then repeat the command; this is safe.',
     cause: error,
   });
 }

@@ -191,7 +191,9 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     };
     await runWithFaults(sized({ usual: 6, long: 20 }), kill, () => runWorkload(node.mountPoint, node.folder));
     expect(Math.max(...pauses)).toBeLessThan(maxPauseMs);
-    expect(await node.client.findDeadMounts?.([{ source: source(), target: targetAt(node.mountPoint) }], node.scope)).toEqual([]);
+    expect(
+      await node.client.findDeadMounts?.([{ source: source(), target: targetAt(node.mountPoint) }], node.scope),
+    ).toEqual([]);
     await run('umount', [node.mountPoint]);
   });
 
@@ -227,9 +229,9 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     );
     await node.startPod();
     await node.restartAgent();
-    expect(await node.client.findDeadMounts?.([{ source: source(), target: targetAt(node.mountPoint) }], node.scope)).toEqual([
-      node.mountPoint,
-    ]);
+    expect(
+      await node.client.findDeadMounts?.([{ source: source(), target: targetAt(node.mountPoint) }], node.scope),
+    ).toEqual([node.mountPoint]);
     await node.client.stage(source(), targetAt(node.mountPoint), node.scope);
     expect((await run('cat', [join(node.mountPoint, 'file')], { timeout: maxPauseMs })).stdout).toBe('data');
     expect(countFuseDescriptors()).toBe(1);
@@ -280,7 +282,9 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     blockedRead.catch(() => undefined);
     await eventually(node.state, (found) => found === undefined);
     const staged = [{ source: source(), target: targetAt(node.mountPoint) }];
-    await expect(node.client.findDeadMounts?.(staged, node.scope)).rejects.toMatchObject({ reason: 'data-path-unavailable' });
+    await expect(node.client.findDeadMounts?.(staged, node.scope)).rejects.toMatchObject({
+      reason: 'data-path-unavailable',
+    });
     expect(await node.keepers.servedMounts('stowage:', unending)).toHaveLength(1);
     expect(node.lostMounts.times).toBe(0);
     await expect(blockedRead).rejects.toThrow(/not connected|abort/);
@@ -409,7 +413,10 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await eventually(node.log, (log) => log.includes('received SIGTERM'));
     using _ = await createSlowSuccessor(join(node.folder, 'keepers', 'host', 'sock'));
     node.startAgent();
-    const deadCheck = node.client.findDeadMounts?.([{ source: source(), target: targetAt(node.mountPoint) }], node.scope);
+    const deadCheck = node.client.findDeadMounts?.(
+      [{ source: source(), target: targetAt(node.mountPoint) }],
+      node.scope,
+    );
     await expect(deadCheck).rejects.toMatchObject({ reason: 'data-path-unavailable' });
   });
 

@@ -65,7 +65,10 @@ async function startEngine(options: {
 const { signal } = new AbortController();
 const command = { words: ['node', 'keeper.mjs'], env: { LC_ALL: 'C' } } as const;
 
-async function launch(own: OwnContainer, overrides: Partial<KeeperContainer> = {}): Promise<[LaunchedProcess, string[]]> {
+async function launch(
+  own: OwnContainer,
+  overrides: Partial<KeeperContainer> = {},
+): Promise<[LaunchedProcess, string[]]> {
   const messages: string[] = [];
   const container: KeeperContainer = {
     own,

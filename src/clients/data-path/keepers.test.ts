@@ -304,7 +304,9 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
       () => lostMounts.times,
       (times) => times > 0,
     );
-    expect(await client.findDeadMounts?.([{ source: source(), target: targetAt(mountPoint) }], scope)).toEqual([mountPoint]);
+    expect(await client.findDeadMounts?.([{ source: source(), target: targetAt(mountPoint) }], scope)).toEqual([
+      mountPoint,
+    ]);
     await client.stage(source(), targetAt(mountPoint), scope);
     expect((await run('cat', [join(mountPoint, 'file')], { timeout: 20_000 })).stdout).toBe('data');
   });

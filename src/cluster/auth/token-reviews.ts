@@ -137,7 +137,7 @@ export function nodeOfAgent({ username, extra }: ReviewedUser, namespace: string
 }
 
 const tokenMissing = (audience: string): StowageError =>
-  new StowageError('a bearer token is required here', {
+  new StowageError('a bearer token is required', {
     code: 'unauthenticated',
     reason: 'token-missing',
     action: `Send a Kubernetes token for the audience ${audience}.`,

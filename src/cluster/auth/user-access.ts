@@ -141,7 +141,7 @@ const tokenAmbiguous = (): StowageError =>
   });
 
 const tokenMissing = (): StowageError =>
-  new StowageError('a bearer token is required here', {
+  new StowageError('a bearer token is required', {
     code: 'unauthenticated',
     reason: 'token-missing',
     action: `Use kubectl stowage, or send 'Authorization: Bearer TOKEN' with the token of a service account: ${createTokenCommand}`,

@@ -23,7 +23,7 @@ export const programReasons = {
   'kubernetes-unconfigured': local('invalid', 'There is no configuration to reach Kubernetes.'),
   'kubernetes-unreachable': local(['deadline', 'unavailable'], 'The API server cannot be reached or does not answer.'),
   'listen-failed': local(['denied', 'unavailable'], 'The server cannot listen on this address.'),
-  'listen-invalid': local('invalid', 'The text is not an address to listen on.'),
+  'listen-invalid': local('invalid', 'The text is not a valid listen address.'),
   'log-level-invalid': local('invalid', 'The text is not a log level.'),
   'node-name-changed': local(
     'conflict',

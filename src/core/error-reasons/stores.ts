@@ -91,6 +91,6 @@ export const storeReasons = {
     'A store that cannot be used now may have the volume in its trash.',
   ),
   'trash-unknown': everybody('not-found', 'The trash has no such volume.'),
-  'use-unknown': everybody('not-found', 'The host has no record of using the volume.'),
+  'use-unknown': everybody('not-found', 'The host has no use record of the volume.'),
   'uses-unsupported': everybody('unsupported', 'The store keeps no records of the hosts that use its volumes.'),
 } as const;

@@ -72,7 +72,7 @@ test('says which capability a store does not support', () => {
   expect(unsupportedBecause([block], localDriver, view)).toBe("store 'one' has no block volumes");
   const ext4 = parseCapability(create(VolumeCapabilitySchema, mounted('SINGLE_NODE_WRITER', [], 'ext4')));
   expect(unsupportedBecause([ext4], localDriver, view)).toBe(
-    "volumes of store 'one' are directories without a file system of their own, so fsType must be left out",
+    "volumes of store 'one' are directories on a shared file system, so fsType must not be set",
   );
   // Unknown while the store is not open; creating the volume then fails with the store's error.
   for (const one of [block, ext4])

@@ -90,7 +90,7 @@ export function unsupportedBecause(
   if (missing !== undefined) return `store '${name}' has no ${missing.access} volumes`;
   const isDirectory = view.store !== undefined && view.store.filesystemFor === undefined;
   if (isDirectory && requestedCapabilities.some(({ filesystem }) => filesystem !== undefined))
-    return `volumes of store '${name}' are directories without a file system of their own, so fsType must be left out`;
+    return `volumes of store '${name}' are directories on a shared file system, so fsType must not be set`;
   return undefined;
 }
 
@@ -104,7 +104,7 @@ export function filesystemMismatch(
   )?.filesystem;
   if (wrong === undefined) return undefined;
   const own = has === undefined ? 'no file system of its own' : `the file system ${quoted(has)}`;
-  return `the volume has ${own}, not ${quoted(wrong)}: leave out fsType${has === undefined ? '' : ', or set it to that'}`;
+  return `the volume has ${own}, not ${quoted(wrong)}: omit fsType${has === undefined ? '' : ` or set it to ${quoted(has)}`}`;
 }
 
 /** The same for a new volume. Undefined also if the store is not open: creating the volume then fails with the store's own error. */

@@ -131,7 +131,7 @@ describe('CreateVolume', () => {
     await create(file);
     await expect(create(file, more)).rejects.toMatchObject({
       code: 6,
-      message: `there is a volume 'pvc-1' already: filesystem, on store 'silver', with ${formatSize(gib)}. Choose another name, or request the volume with these properties.`,
+      message: `volume 'pvc-1' already exists with other properties: filesystem, on store 'silver', with ${formatSize(gib)}. Choose another name, or request the volume with these properties.`,
     });
   });
 
@@ -180,7 +180,7 @@ describe('CreateVolume', () => {
       'an unknown parameter',
       { parameters: { size: '1G' } },
       3,
-      `there is no parameter 'size'; there are store, enforce, nameTemplate. ${invalid}`,
+      `unknown parameter 'size'; supported parameters: store, enforce, nameTemplate. ${invalid}`,
     ],
     [
       'parameters that are too large',
@@ -198,7 +198,7 @@ describe('CreateVolume', () => {
       'a store of another driver',
       { parameters: { store: 'local' } },
       3,
-      "file.stowage.dev has no store 'local'. Name one of its stores as the parameter store: silver",
+      "driver file.stowage.dev has no store 'local'. Set the parameter store to one of the stores of the driver: silver",
     ],
     ['a negative size', { capacityRange: { requiredBytes: -1n } }, 3, `capacity_range is negative. ${invalid}`],
     [
@@ -241,7 +241,7 @@ describe('CreateVolume', () => {
     await gate.reached;
     await expect(create(file)).rejects.toMatchObject({
       code: 10,
-      message: 'the same operation is already in progress. Repeat the call in a moment.',
+      message: 'the same operation is already in progress. Retry the call in a moment.',
     });
     gate.open();
     const made = await first;
@@ -327,13 +327,9 @@ describe('a class with nameTemplate', () => {
 
   test.each([
     [nameTemplate, {}, 'needs the namespace of the claim, which the provisioner did not send: start it with --extra'],
-    [
-      '{name}-{uid}',
-      claim,
-      "has '{uid}'; with CSI provisioners only {namespace} and {name} of the claim are available",
-    ],
-    ['{label:team}', claim, "has '{label:team}'; with CSI provisioners only {namespace} and {name}"],
-    ['{name', claim, "the volume would be called '{name', which cannot be the name of a volume"],
+    ['{name}-{uid}', claim, "has '{uid}'; CSI provisioners support only {namespace} and {name}"],
+    ['{label:team}', claim, "has '{label:team}'; CSI provisioners support only {namespace} and {name}"],
+    ['{name', claim, "the parameter nameTemplate gives '{name', which is not a valid volume name"],
   ])('is refused if the template cannot be filled in: %s of %o', async (template, more, message) => {
     const refused = create(file, { parameters: { nameTemplate: template, ...more } });
     await expect(refused).rejects.toMatchObject({ code: 3, message: expect.stringContaining(message) });
@@ -427,7 +423,7 @@ describe('a volume', () => {
         "volumes of store 'local' can be used on one node only",
       ],
       [{ volumeCapabilities: [blockDevice()] }, "store 'local' has no block volumes"],
-      [{ volumeContext: { store: 'silver' } }, 'volume_context has another store than the volume'],
+      [{ volumeContext: { store: 'silver' } }, 'volume_context does not match the store of the volume'],
       [{ parameters: { enforce: 'true' } }, 'the size of the volume is not enforced'],
     ] as const)
       expect(await validate(more)).toMatchObject({ message });
@@ -480,6 +476,6 @@ test('secrets are never logged', async () => {
   const secrets = { password: 'hunter2' };
   await create(file, { secrets });
   await expect(create(file, { secrets, parameters: { wrong: 'hunter2' } })).rejects.toMatchObject({ code: 3 });
-  expect(JSON.stringify(csi.log.lines)).toContain('CSI call was refused');
+  expect(JSON.stringify(csi.log.lines)).toContain('CSI call was rejected');
   expect(JSON.stringify(csi.log.lines)).not.toContain('hunter2');
 });

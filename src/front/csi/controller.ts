@@ -17,12 +17,12 @@ import { createVolume, includesThisNode, parseParameters } from './create-volume
 import { callFrom, chooseStore, type DriverContext, storesOf } from './driver-context.ts';
 import { listHealth, listVolumes } from './list-volumes.ts';
 import {
-  checkedMap,
   invalidRequest,
   isWithin,
   outOfRange,
   parseCapacityRange,
   requiredText,
+  toCheckedMap,
 } from './request-fields.ts';
 import { contextOf, resolveVolume, volumeFilesystemMismatch, volumeMessage } from './resolve-volume.ts';
 import { conditionMessage, conditionOf, healthMessage } from './volume-condition.ts';
@@ -48,7 +48,7 @@ export const controllerOf = (ctx: DriverContext): Handlers<typeof Controller> =>
   }),
   deleteVolume: async ({ volumeId, secrets }, given) => {
     const id = requiredText(volumeId, 'volume_id');
-    checkedMap(secrets, 'secrets');
+    toCheckedMap(secrets, 'secrets');
     await ctx.runExclusive(`volume ${id}`, () => deleteVolume(ctx, id, callFrom(ctx, given)));
     return {};
   },
@@ -64,7 +64,7 @@ export const controllerOf = (ctx: DriverContext): Handlers<typeof Controller> =>
   controllerListVolumeHealth: (request, call) => listHealth(ctx, request, callFrom(ctx, call)),
   controllerGetVolumeHealth: async ({ volumeId, secrets }, given) => {
     const call = callFrom(ctx, given);
-    checkedMap(secrets, 'secrets');
+    toCheckedMap(secrets, 'secrets');
     const volume = await resolveVolume(ctx, requiredText(volumeId, 'volume_id'), call);
     return { volumeHealth: healthMessage(volumeId, await conditionOf(ctx, volume, call)) };
   },
@@ -72,7 +72,7 @@ export const controllerOf = (ctx: DriverContext): Handlers<typeof Controller> =>
     const id = requiredText(volumeId, 'volume_id');
     if (capacityRange === undefined) throw invalidRequest('capacity_range is missing');
     const range = parseCapacityRange(capacityRange);
-    checkedMap(secrets, 'secrets');
+    toCheckedMap(secrets, 'secrets');
     if (volumeCapability !== undefined) parseCapabilities([volumeCapability]);
     const call = callFrom(ctx, given);
     const volume = await ctx.runExclusive(`volume ${id}`, async () => {
@@ -103,19 +103,16 @@ async function deleteVolume(ctx: DriverContext, id: string, call: Call): Promise
 function requireConfiguredStore({ core }: DriverContext, id: string): void {
   const store = core.catalogue.findRecorded(id)?.store ?? partsOfQualified(id)?.store;
   if (store === undefined || core.stores.list().some(({ config }) => config.name === store)) return;
-  throw storeGone(
-    store,
-    'Configure the store again; or, to leave the data where they are, retain the volume instead of deleting it.',
-  );
+  throw storeGone(store, 'Configure the store again; or, to keep the data, retain the volume instead of deleting it.');
 }
 
 async function validate(ctx: DriverContext, request: ValidateVolumeCapabilitiesRequest, call: Call) {
   const { volumeId, volumeCapabilities, volumeContext, parameters } = request;
   const id = requiredText(volumeId, 'volume_id');
   const requestedCapabilities = parseCapabilities(volumeCapabilities);
-  checkedMap(request.secrets, 'secrets');
-  const context = checkedMap(volumeContext, 'volume_context');
-  const given = checkedMap(parameters, 'parameters');
+  toCheckedMap(request.secrets, 'secrets');
+  const context = toCheckedMap(volumeContext, 'volume_context');
+  const given = toCheckedMap(parameters, 'parameters');
   const volume = await resolveVolume(ctx, id, call);
   const view = ctx.core.stores.view(volume.store);
   const message =
@@ -134,7 +131,7 @@ const accessMismatch = ({ access }: Volume, wanted: Volume['access']): string | 
 function contextMismatch(volume: Volume, context: ReadonlyMap<string, string>): string | undefined {
   const own: Readonly<Record<string, string>> = contextOf(volume);
   const wrong = ['store'].find((key) => context.has(key) && context.get(key) !== own[key]);
-  return wrong === undefined ? undefined : `volume_context has another ${wrong} than the volume`;
+  return wrong === undefined ? undefined : `volume_context does not match the ${wrong} of the volume`;
 }
 
 function parameterMismatch(volume: Volume, given: ReadonlyMap<string, string>): string | undefined {
@@ -146,7 +143,7 @@ function parameterMismatch(volume: Volume, given: ReadonlyMap<string, string>): 
 }
 
 async function capacity(ctx: DriverContext, request: GetCapacityRequest, call: Call): Promise<bigint> {
-  const { store } = parseParameters(checkedMap(request.parameters, 'parameters'));
+  const { store } = parseParameters(toCheckedMap(request.parameters, 'parameters'));
   const requestedCapabilities =
     request.volumeCapabilities.length === 0 ? [] : parseCapabilities(request.volumeCapabilities);
   const { accessibleTopology } = request;

@@ -14,11 +14,11 @@ import { newVolumeFilesystemMismatch, parseCapabilities, unsupportedBecause } fr
 import { chooseStore, type DriverContext, storeRequired, storesOf, topologyOf } from './driver-context.ts';
 import {
   type CapacityLimits,
-  checkedMap,
   invalidRequest,
   isWithin,
   parseCapacityRange,
   requiredText,
+  toCheckedMap,
 } from './request-fields.ts';
 import { volumeFilesystemMismatch } from './resolve-volume.ts';
 
@@ -36,7 +36,7 @@ export function parseParameters(
 ): VolumeParameters {
   const ours = [...given].filter(([key]) => !key.startsWith(kubernetesPrefix));
   return readParameters(ours, allowed, {
-    unknown: (key) => invalidRequest(`there is no parameter ${quoted(key)}; there are ${allowed.join(', ')}`),
+    unknown: (key) => invalidRequest(`unknown parameter ${quoted(key)}; supported parameters: ${allowed.join(', ')}`),
     notBoolean: () => invalidRequest('the parameter enforce must be true or false'),
   });
 }
@@ -60,14 +60,15 @@ function volumeNameFor(name: string, template: string | undefined, given: Readon
     value: ({ text }) => {
       if (text === 'namespace' || text === 'name') return given.get(`${kubernetesPrefix}pvc/${text}`);
       throw invalidRequest(
-        `the parameter nameTemplate has ${quoted(`{${text}}`)}; with CSI provisioners only {namespace} and {name} of the claim are available, the others only with stowage controller`,
+        `the parameter nameTemplate has ${quoted(`{${text}}`)}; CSI provisioners support only {namespace} and {name}; the other variables require stowage controller`,
       );
     },
     missing: ({ text }) =>
       invalidRequest(
         `the parameter nameTemplate needs the ${text} of the claim, which the provisioner did not send: start it with --extra-create-metadata, or use stowage controller`,
       ),
-    unfit: (text) => invalidRequest(`the volume would be called ${quoted(text)}, which cannot be the name of a volume`),
+    unfit: (text) =>
+      invalidRequest(`the parameter nameTemplate gives ${quoted(text)}, which is not a valid volume name`),
   });
 }
 
@@ -78,10 +79,10 @@ export async function createVolume(ctx: DriverContext, request: CreateVolumeRequ
   const name = requiredText(request.name, 'name');
   const requestedCapabilities = parseCapabilities(request.volumeCapabilities);
   const range = parseCapacityRange(request.capacityRange);
-  const given = checkedMap(request.parameters, 'parameters');
+  const given = toCheckedMap(request.parameters, 'parameters');
   const parameters = parseParameters(given);
   const volumeName = volumeNameFor(name, parameters.nameTemplate, given);
-  checkedMap(request.secrets, 'secrets');
+  toCheckedMap(request.secrets, 'secrets');
   if (request.volumeContentSource !== undefined)
     throw invalidRequest('volumes cannot be cloned or created from snapshots yet');
   if (Object.keys(request.mutableParameters).length > 0) throw invalidRequest('mutable parameters are not supported');
@@ -149,7 +150,7 @@ function requireCompatible(present: Volume, wanted: ExpectedVolume): void {
 function volumeDiffers(present: Volume, { name }: ExpectedVolume): StowageError {
   const bytes = present.bytes === undefined ? 'no size' : formatSize(present.bytes);
   return new StowageError(
-    `there is a volume ${quoted(name)} already: ${present.access}, on store '${present.store}', with ${bytes}`,
+    `volume ${quoted(name)} already exists with other properties: ${present.access}, on store '${present.store}', with ${bytes}`,
     {
       code: 'exists',
       reason: 'csi-volume-differs',
@@ -162,10 +163,10 @@ function volumeDiffers(present: Volume, { name }: ExpectedVolume): StowageError 
 function requireThisNode(ctx: DriverContext, requirement: TopologyRequirement | undefined): void {
   const wanted = requirement?.requisite ?? [];
   if (wanted.length === 0 || wanted.some(({ segments }) => includesThisNode(ctx, segments))) return;
-  throw new StowageError('the volume was requested for other nodes than this one', {
+  throw new StowageError('the volume was requested for other nodes', {
     code: 'exhausted',
     reason: 'csi-other-node',
-    action: 'Use a class with volumeBindingMode WaitForFirstConsumer, and allow the nodes that have such a store.',
+    action: 'Use a class with volumeBindingMode WaitForFirstConsumer, and allow the nodes that have the store.',
   });
 }
 

@@ -69,19 +69,19 @@ export function chooseStore(
   const found = all.find(({ config }) => config.name === wanted);
   if (found !== undefined) return found;
   const [driver, stores] = [ctx.driver.name, storeNamesText(all)];
-  throw new StowageError(`${driver} has no store ${quoted(wanted)}`, {
+  throw new StowageError(`driver ${driver} has no store ${quoted(wanted)}`, {
     code: 'invalid',
     reason: 'csi-store-unknown',
-    action: `Name one of its stores as the parameter store: ${stores}`,
+    action: `Set the parameter store to one of the stores of the driver: ${stores}`,
   });
 }
 
 export function storeRequired(ctx: Pick<DriverContext, 'core' | 'driver'>): StowageError {
   const [driver, stores] = [ctx.driver.name, storeNamesText(storesOf(ctx))];
-  return new StowageError(`the request names no store, and ${driver} has no default store`, {
+  return new StowageError(`the request has no parameter store, and driver ${driver} has no default store`, {
     code: 'invalid',
     reason: 'csi-store-required',
-    action: `Name one of its stores as the parameter store: ${stores}`,
+    action: `Set the parameter store to one of the stores of the driver: ${stores}`,
   });
 }
 

@@ -36,7 +36,7 @@ test('an internal error hides its details', () => {
   const log = collectingLog();
   expect(statusReporter(log)(new TypeError('x is not a function'), call)).toEqual({
     code: 13,
-    message: "Stowage failed to do this. Find the cause in the log of Stowage's server, and report it.",
+    message: "internal error of Stowage. Find the cause in the log of Stowage's server, and report it.",
   });
   expect(log.lines[0]).toContain('error CSI call failed');
 });

@@ -19,7 +19,7 @@ function statusFrom(thrown: unknown): GrpcStatus {
   const error = stowageError(thrown);
   const code = statusByReason[error.reason] ?? errorCodes[error.code].grpc;
   if (error.code === 'internal')
-    return { code, message: `Stowage failed to do this. Find the cause ${inLog}, and report it.` };
+    return { code, message: `internal error of Stowage. Find the cause ${inLog}, and report it.` };
   const { message, action } = redactForUser(error, inLog);
   return { code, message: `${message.replace(/[.\s]+$/, '')}. ${action}`.trim() };
 }
@@ -30,7 +30,7 @@ export const cancellationErrors = {
     new StowageError('the caller has disconnected', {
       code: 'canceled',
       reason: 'caller-gone',
-      action: 'Repeat the call; repeating is safe.',
+      action: 'Retry the call; this is safe.',
     }),
   serverStopping: refusedByShutdown,
 };
@@ -43,6 +43,6 @@ export const statusReporter =
     const error = stowageError(thrown);
     const fields = { method, code: status.code };
     if (error.code === 'internal') log.error('CSI call failed', { ...fields, error: thrown });
-    else log.info('CSI call was refused', { ...fields, why: error.message, action: error.action });
+    else log.info('CSI call was rejected', { ...fields, why: error.message, action: error.action });
     return status;
   };

@@ -101,7 +101,7 @@ describe.skipIf(needs('mount'))('publishing an inline volume of a running pod ag
     await expect(publish({ store: 'none' })).rejects.toMatchObject({ code: 3 });
     await expect(publish({}, { volumeCapability: mounted('SINGLE_NODE_WRITER', [], 'xfs') })).rejects.toMatchObject({
       code: 3,
-      message: expect.stringContaining('fsType must be left out'),
+      message: expect.stringContaining('fsType must not be set'),
     });
   });
 
@@ -168,7 +168,7 @@ describe('the size of an inline volume', () => {
   test.each(['10Gigs', '', '0', '0Gi', '-1Gi', '1GiB', 'Gi'])('can not be %o', async (size) => {
     await expect(publish(size)).rejects.toMatchObject({
       code: 3,
-      message: expect.stringContaining(`'${size}' is not a size; write it as in a claim, such as 10Gi`),
+      message: expect.stringContaining(`'${size}' is not a size; use a Kubernetes quantity such as 10Gi`),
     });
     expect(await made()).toEqual([]);
   });

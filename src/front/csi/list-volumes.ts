@@ -4,12 +4,12 @@ import type { VolumeQuery } from '#core/ports.ts';
 import type { ControllerListVolumeHealthRequest, ListVolumesRequest } from '#wire/csi/generated/csi.ts';
 import { GrpcError } from '#wire/csi/grpc.ts';
 import { type DriverContext, storesOf } from './driver-context.ts';
-import { checkedMap, invalidRequest } from './request-fields.ts';
+import { invalidRequest, toCheckedMap } from './request-fields.ts';
 import { volumeMessage } from './resolve-volume.ts';
 import { conditionMessage, healthMessage, storeConditionOf, type VolumeCondition } from './volume-condition.ts';
 
 /** The most volumes in one response, also if the request sets no limit: a gRPC client in Go accepts messages of at most 4 MiB. */
-const pageSize = 3_000;
+const maxPageSize = 3_000;
 const abortedCode = 10;
 
 export async function listVolumes(ctx: DriverContext, { maxEntries, startingToken }: ListVolumesRequest, call: Call) {
@@ -29,7 +29,7 @@ export async function listVolumes(ctx: DriverContext, { maxEntries, startingToke
 
 /** The volumes of unhealthy stores. Inspecting each volume would take too long. */
 export async function listHealth(ctx: DriverContext, request: ControllerListVolumeHealthRequest, call: Call) {
-  checkedMap(request.secrets, 'secrets');
+  toCheckedMap(request.secrets, 'secrets');
   const conditions = await storeConditions(ctx, call);
   const unhealthy = [...conditions].flatMap(([store, { health }]) => (health === 'ok' ? [] : [store]));
   const { volumes, nextToken } = await readPage(ctx, unhealthy, request.maxEntries, request.startingToken, call);
@@ -53,11 +53,11 @@ async function readPage(
 ) {
   if (maxEntries < 0) throw invalidRequest('max_entries is negative');
   const after = token === '' ? undefined : parseToken(ctx, token);
-  const most = Math.min(maxEntries === 0 ? pageSize : maxEntries, pageSize);
+  const limit = Math.min(maxEntries === 0 ? maxPageSize : maxEntries, maxPageSize);
   // One more than the page, to know if there is a next page.
-  const query = { stores, labels: {}, contains: undefined, after, limit: most + 1 };
+  const query = { stores, labels: {}, contains: undefined, after, limit: limit + 1 };
   const { volumes: found } = stores.length === 0 ? { volumes: [] } : await ctx.core.catalogue.page(query, call);
-  const volumes = found.slice(0, most);
+  const volumes = found.slice(0, limit);
   const last = volumes.at(-1);
   return { volumes, nextToken: last !== undefined && found.length > volumes.length ? tokenOf(last) : '' };
 }

@@ -443,7 +443,7 @@ describe('a requested file system that differs from that of the volume', () => {
       mkdirSync(at('stage'), { recursive: true });
       await expect(
         client.call(method.nodeStageVolume, { ...request, volumeCapability: capability('nfs') }),
-      ).rejects.toMatchObject({ code: 3, message: expect.stringContaining('fsType must be left out') });
+      ).rejects.toMatchObject({ code: 3, message: expect.stringContaining('fsType must not be set') });
     }
   });
 
@@ -537,7 +537,9 @@ describe.skipIf(needs('mount', 'loop', 'xfs'))('a block volume', () => {
     await local.call(method.nodeStageVolume, staged);
     await expect(publish()).rejects.toMatchObject({
       code: 9,
-      message: expect.stringContaining("volume 'disks/disk' is a raw device, which cannot be given to a pod read-only"),
+      message: expect.stringContaining(
+        "volume 'disks/disk' is a raw block device, which cannot be published read-only",
+      ),
     });
     expect(existsSync(at('dev'))).toBe(false);
     await local.call(method.nodeUnstageVolume, staged);

@@ -15,12 +15,12 @@ import { mountGroupOf, parseCapability, type RequestedCapability } from './capab
 import { callFrom, type DriverContext, storesOf, topologyOf } from './driver-context.ts';
 import { publishVolume } from './publish-volume.ts';
 import {
-  checkedMap,
   outOfRange,
   parseCapacityRange,
   requiredAbsolutePath,
   requiredPath,
   requiredText,
+  toCheckedMap,
 } from './request-fields.ts';
 import { resolveMountableVolume, resolveVolume } from './resolve-volume.ts';
 import { conditionMessage, conditionOnNode, healthMessage, storeConditionOf } from './volume-condition.ts';
@@ -73,7 +73,7 @@ export const nodeOf = (ctx: DriverContext): Handlers<typeof Node> => ({
     const id = requiredText(request.volumeId, 'volume_id');
     const folder = requiredAbsolutePath(request.stagingTargetPath, 'staging_target_path');
     const requested = parseCapability(request.volumeCapability);
-    for (const field of ['publishContext', 'secrets', 'volumeContext'] as const) checkedMap(request[field], field);
+    for (const field of ['publishContext', 'secrets', 'volumeContext'] as const) toCheckedMap(request[field], field);
     const call = callFrom(ctx, given);
     await ctx.runExclusive(`${id} ${folder}`, async () => {
       const volume = await resolveMountableVolume(ctx, id, requested, call);
@@ -124,7 +124,7 @@ export const nodeOf = (ctx: DriverContext): Handlers<typeof Node> => ({
     return { volumeHealth: healthMessage(volumeId, await conditionOnNode(ctx, volume, undefined, call)) };
   },
   nodeGetStorageHealth: async ({ secrets }, given) => {
-    checkedMap(secrets, 'secrets');
+    toCheckedMap(secrets, 'secrets');
     const call = callFrom(ctx, given);
     const stores = storesOf(ctx).map(({ config }) => ({ store: config.name }));
     const conditions = await Promise.all(stores.map((one) => storeConditionOf(ctx, one, call)));
@@ -173,12 +173,12 @@ async function findMountAt(
   { core }: DriverContext,
   mounts: readonly LiveMount[],
   path: string,
-  isThere: (target: string, path: string) => boolean,
+  isMountAt: (target: string, path: string) => boolean,
   call: Call,
 ): Promise<LiveMount | undefined> {
-  const at = (place: string): LiveMount | undefined => mounts.find(({ target }) => isThere(target, place));
+  const findByTarget = (place: string): LiveMount | undefined => mounts.find(({ target }) => isMountAt(target, place));
   if (mounts.length === 0) return undefined;
-  return at(path) ?? at(await core.mounts.resolvePath(path, call));
+  return findByTarget(path) ?? findByTarget(await core.mounts.resolvePath(path, call));
 }
 
 async function requireMountAt(
@@ -196,7 +196,7 @@ async function requireMountAt(
   throw new StowageError(`volume '${volume.store}/${volume.name}' is not mounted at ${quoted(target)}`, {
     code: 'not-found',
     reason: 'mount-not-found',
-    action: 'See what is mounted where: stowage mounts',
+    action: 'List the mounts: stowage mounts',
   });
 }
 
@@ -204,7 +204,7 @@ async function expand(ctx: DriverContext, request: NodeExpandVolumeRequest, call
   const id = requiredText(request.volumeId, 'volume_id');
   const path = requiredPath(request.volumePath, 'volume_path');
   const range = parseCapacityRange(request.capacityRange);
-  checkedMap(request.secrets, 'secrets');
+  toCheckedMap(request.secrets, 'secrets');
   if (request.stagingTargetPath !== '') requiredPath(request.stagingTargetPath, 'staging_target_path');
   if (request.volumeCapability !== undefined) parseCapability(request.volumeCapability);
   if (!isHandle(id)) throw unknownVolume(id);

@@ -12,7 +12,7 @@ import {
 } from './capabilities.ts';
 import { parseParameters } from './create-volume.ts';
 import { chooseStore, type DriverContext, storeRequired } from './driver-context.ts';
-import { checkedMap, invalidRequest, parseSizeField, requiredAbsolutePath, requiredText } from './request-fields.ts';
+import { invalidRequest, parseSizeField, requiredAbsolutePath, requiredText, toCheckedMap } from './request-fields.ts';
 import { resolveMountableVolume, volumeFilesystemMismatch } from './resolve-volume.ts';
 
 const kubernetesPrefix = 'csi.storage.k8s.io/';
@@ -21,8 +21,8 @@ export async function publishVolume(ctx: DriverContext, request: NodePublishVolu
   const id = requiredText(request.volumeId, 'volume_id');
   const target = requiredAbsolutePath(request.targetPath, 'target_path');
   const requested = parseCapability(request.volumeCapability);
-  const context = checkedMap(request.volumeContext, 'volume_context');
-  for (const field of ['publishContext', 'secrets'] as const) checkedMap(request[field], field);
+  const context = toCheckedMap(request.volumeContext, 'volume_context');
+  for (const field of ['publishContext', 'secrets'] as const) toCheckedMap(request[field], field);
   const readOnly = request.readonly || requested.readOnly;
   const how = {
     readOnly,
@@ -56,10 +56,10 @@ function requireWritableDevice({ core }: DriverContext, { access, store, name }:
   if (access !== 'block') return;
   const view = core.stores.view(store);
   if (view.store !== undefined && view.config.policy.readOnly) return;
-  throw new StowageError(`volume '${store}/${name}' is a raw device, which cannot be given to a pod read-only`, {
+  throw new StowageError(`volume '${store}/${name}' is a raw block device, which cannot be published read-only`, {
     code: 'unsupported',
     reason: 'block-read-only',
-    action: 'Take readOnly: true out of the pod, or use a claim with volumeMode: Filesystem.',
+    action: 'Remove readOnly: true from the pod, or use a claim with volumeMode: Filesystem.',
   });
 }
 
@@ -77,7 +77,7 @@ async function requireHostUsers(
   throw new StowageError(`pod '${namespace}/${name}' has a user namespace, which volumes do not support yet`, {
     code: 'unsupported',
     reason: 'pod-user-namespace',
-    action: 'Take hostUsers: false out of the pod.',
+    action: 'Remove hostUsers: false from the pod.',
   });
 }
 

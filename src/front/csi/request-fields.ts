@@ -17,9 +17,9 @@ const maxStringBytes = 128;
 const maxMapBytes = 4_096;
 const maxPathBytes = 4_096;
 
-export function requiredText(value: string, field: string, most = maxStringBytes): string {
+export function requiredText(value: string, field: string, maxBytes = maxStringBytes): string {
   if (value === '') throw invalidRequest(`${field} is missing`);
-  if (Buffer.byteLength(value) > most) throw invalidRequest(`${field} has more than ${most} bytes`);
+  if (Buffer.byteLength(value) > maxBytes) throw invalidRequest(`${field} has more than ${maxBytes} bytes`);
   return value;
 }
 
@@ -36,14 +36,14 @@ export function requiredAbsolutePath(value: string, field: string): string {
 }
 
 /** Checks the size of keys and values. Errors never quote the content: it may be secret. */
-export function checkedMap(
+export function toCheckedMap(
   value: Readonly<Record<string, string>>,
   field: string,
-  most = maxMapBytes,
+  maxBytes = maxMapBytes,
 ): ReadonlyMap<string, string> {
   const entries = Object.entries(value);
   const bytes = entries.reduce((sum, [key, text]) => sum + Buffer.byteLength(key) + Buffer.byteLength(text), 0);
-  if (bytes > most) throw invalidRequest(`${field} has more than ${most} bytes`);
+  if (bytes > maxBytes) throw invalidRequest(`${field} has more than ${maxBytes} bytes`);
   return new Map(entries);
 }
 
@@ -52,7 +52,7 @@ export function parseSizeField(text: string | undefined): bigint | undefined {
   if (text === undefined) return undefined;
   const bytes = bytesOf(text);
   if (bytes === undefined || bytes === 0n)
-    throw invalidRequest(`${quoted(text)} is not a size; write it as in a claim, such as 10Gi`);
+    throw invalidRequest(`${quoted(text)} is not a size; use a Kubernetes quantity such as 10Gi`);
   return bytes;
 }
 

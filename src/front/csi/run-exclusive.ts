@@ -13,7 +13,7 @@ export function createRunExclusive(): RunExclusive {
       throw new StowageError('the same operation is already in progress', {
         code: 'busy',
         reason: 'csi-underway',
-        action: 'Repeat the call in a moment.',
+        action: 'Retry the call in a moment.',
       });
     keys.add(key);
     try {

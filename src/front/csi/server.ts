@@ -46,14 +46,14 @@ export function createCsiServer(options: CsiOptions): GrpcServer {
     ...createMethods(Controller, controllerOf(ctx)),
     ...createMethods(Node, nodeOf(ctx)),
   ]);
-  const observed = (method: string, code: number, seconds: number): void =>
+  const onCallEnd = (method: string, code: number, seconds: number): void =>
     options.observed?.({ driver: driver.name, method: method.split('/').at(-1) ?? method, code, seconds });
   const served = createGrpcServer({
     methods,
     clock,
     statusOf: statusReporter(log),
     abortReasons: cancellationErrors,
-    onCallEnd: observed,
+    onCallEnd: onCallEnd,
   });
   return {
     server: served.server,

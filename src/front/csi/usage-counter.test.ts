@@ -34,7 +34,7 @@ const counted = (bytes: bigint, complete = true): Usage => ({
 /** Lets pending promises settle. */
 const settled = () => new Promise((resolve) => setImmediate(resolve));
 async function asked(of = one, afterMs = 5_000): Promise<bigint | undefined> {
-  const answer = counter.of(of);
+  const answer = counter.usageOf(of);
   await settled();
   clock.advance(afterMs);
   return (await answer)?.bytes;
@@ -46,7 +46,7 @@ async function ends(index: number, usage: Usage): Promise<void> {
 
 test('returns a quick count at once, and counts again each time', async () => {
   for (const bytes of [10n, 20n]) {
-    const answer = counter.of(one);
+    const answer = counter.usageOf(one);
     await settled();
     await ends(runningCounts.length - 1, counted(bytes));
     expect((await answer)?.bytes).toBe(bytes);
@@ -87,10 +87,10 @@ test('gives up a count after ten minutes, and never returns an incomplete count'
 
 test('a slow store does not delay the counts of other stores', async () => {
   const many = Array.from({ length: 6 }, () => volume());
-  const answers = many.map((each) => counter.of(each));
+  const answers = many.map((each) => counter.usageOf(each));
   await settled();
   expect(runningCounts).toHaveLength(4);
-  const other = counter.of(volume('gold'));
+  const other = counter.usageOf(volume('gold'));
   await settled();
   expect(runningCounts).toHaveLength(5);
   await ends(4, counted(7n));

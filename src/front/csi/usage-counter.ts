@@ -9,7 +9,7 @@ import type { Volumes } from '#core/volumes.ts';
 /** How many bytes and files volumes hold. Stores count them in the background. */
 export interface UsageCounter {
   /** The result of the last complete count; undefined if there is none. May start a count that continues after the return. */
-  of(volume: Volume): Promise<Usage | undefined>;
+  usageOf(volume: Volume): Promise<Usage | undefined>;
   /** Stops all counts. */
   end(): void;
 }
@@ -21,13 +21,13 @@ export interface UsageCounterOptions {
 }
 
 /** A kubelet asks for all its volumes every minute. If a count takes longer than this, its result is returned the next time. */
-const waitMs = 5_000;
+const maxWaitMs = 5_000;
 /** A count that takes longer is given up. */
 const countTimeoutMs = 600_000;
 /** After a slow count, wait this many times its duration before the next one, at most `maxPauseMs`. */
 const [pauseFactor, maxPauseMs] = [4, 1_200_000];
 /** Results expire after this time. It must be longer than a count and the pause before it. */
-const expiryMs = 3_600_000;
+const resultLifetimeMs = 3_600_000;
 const maxConcurrentPerStore = 4;
 
 interface CountState {
@@ -42,7 +42,8 @@ export function createUsageCounter({ volumes, clock, log }: UsageCounterOptions)
   const counts = new Map<VolumeId, CountState>();
   const limiters = new Map<string, Limiter>();
 
-  const isExpired = ({ last }: CountState): boolean => last === undefined || clock.elapsed() - last.at > expiryMs;
+  const isExpired = ({ last }: CountState): boolean =>
+    last === undefined || clock.elapsed() - last.at > resultLifetimeMs;
 
   function limiterOf(store: string): Limiter {
     const limiter = limiters.get(store) ?? createLimiter(maxConcurrentPerStore);
@@ -55,7 +56,7 @@ export function createUsageCounter({ volumes, clock, log }: UsageCounterOptions)
     const usage = await runCount(volume);
     const now = clock.elapsed();
     const took = now - began;
-    const nextCountAt = took > waitMs ? now + Math.min(took * pauseFactor, maxPauseMs) : 0;
+    const nextCountAt = took > maxWaitMs ? now + Math.min(took * pauseFactor, maxPauseMs) : 0;
     const last = usage?.complete === true ? { usage, at: now } : counts.get(volume.id)?.last;
     counts.set(volume.id, { nextCountAt, last });
     for (const [id, known] of counts)
@@ -73,14 +74,14 @@ export function createUsageCounter({ volumes, clock, log }: UsageCounterOptions)
   }
 
   return {
-    of: async (volume) => {
+    usageOf: async (volume) => {
       const before = counts.get(volume.id) ?? { nextCountAt: 0 };
       if (before.counting === undefined && before.nextCountAt <= clock.elapsed() && !ending.signal.aborted) {
         const counting = limiterOf(volume.store).run(() => count(volume));
         counts.set(volume.id, { ...before, counting });
       }
       const counting = counts.get(volume.id)?.counting;
-      if (counting !== undefined) await endsWithin(counting, waitMs, clock);
+      if (counting !== undefined) await endsWithin(counting, maxWaitMs, clock);
       const now = counts.get(volume.id);
       return now === undefined || isExpired(now) ? undefined : now.last?.usage;
     },

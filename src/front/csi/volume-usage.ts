@@ -20,7 +20,7 @@ export async function usageOf(ctx: DriverContext, volume: Volume, mount: LiveMou
   const space = await ctx.spaceOf(mount.target);
   // The volume has a file system of its own, so statfs is exact.
   if (space !== undefined && ctx.core.mounts.filesystemOf(source) !== undefined) return filesystemUsage(space);
-  const own = await ctx.usageCounter.of(volume);
+  const own = await ctx.usageCounter.usageOf(volume);
   if (own === undefined) return space === undefined ? [] : filesystemUsage(space);
   const { bytes: used, files } = own;
   const room = space?.freeBytes;

@@ -7,12 +7,12 @@ describe('options', () => {
   test.each([
     [{ size: 'much' }, "'much' is not a size. Write a size such as"],
     [{ size: '' }, "'' is not a size."],
-    [{ enforce: 'perhaps' }, "'perhaps' is not a value for enforce."],
+    [{ enforce: 'perhaps' }, "'perhaps' is not a valid value for enforce."],
     [{ enforce: 'true', size: '1M' }, "store 'local' cannot enforce the size of a volume."],
     [{ store: 'nowhere' }, "there is no store 'nowhere'."],
-    [{ colour: 'red' }, "'colour' is not an option. Allowed are: -o store=NAME, -o size=SIZE,"],
-    [{ __proto__x: '' }, 'is not an option.'],
-    [{ constructor: '' }, "'constructor' is not an option."],
+    [{ colour: 'red' }, "unknown option 'colour'. Supported options: -o store=NAME, -o size=SIZE,"],
+    [{ __proto__x: '' }, 'unknown option '],
+    [{ constructor: '' }, "unknown option 'constructor'."],
     [{ 'label.': 'x' }, "'' cannot be a label."],
     [{ 'label.stowage.dev/x': 'x' }, 'is reserved'],
   ])('%j is refused', async (Opts, said) => {
@@ -30,7 +30,7 @@ describe('options', () => {
       const { status, Err } = await call('VolumeDriver.Create', { Name: 'a', Opts: { [key]: 'hunter2' } });
       expect(status).toBe(403);
       expect(Err).toBe(
-        `'${key}' can only be set by the administrator, on the store. Name a store instead: -o store=NAME. Allowed are: -o store=NAME, -o size=SIZE, -o enforce=true, -o label.KEY=VALUE`,
+        `'${key}' can be set only on the store, by the administrator. Select a store instead: -o store=NAME. Supported options: -o store=NAME, -o size=SIZE, -o enforce=true, -o label.KEY=VALUE`,
       );
       expect(it.log.lines.join()).not.toContain('hunter2');
     },

@@ -50,10 +50,10 @@ function parseSizeOption(text: string): bigint {
 function parseBooleanOption(text: string): boolean {
   if (['', 'true', '1'].includes(text)) return true;
   if (['false', '0'].includes(text)) return false;
-  throw new StowageError(`${quoted(text)} is not a value for enforce`, {
+  throw new StowageError(`${quoted(text)} is not a valid value for enforce`, {
     code: 'invalid',
     reason: 'plugin-option-invalid',
-    action: 'Write -o enforce=true, or leave it out.',
+    action: 'Use -o enforce=true, or omit the option.',
   });
 }
 
@@ -61,14 +61,14 @@ function unknownOption(key: string, isStoreOption: IsStoreOption): StowageError 
   const short = key.toLowerCase();
   const isMounting = mountOptions.some((one) => one.toLowerCase() === short);
   if (isMounting || Object.hasOwn(policyOptions, key) || isStoreOption(key))
-    return new StowageError(`${quoted(key)} can only be set by the administrator, on the store`, {
+    return new StowageError(`${quoted(key)} can be set only on the store, by the administrator`, {
       code: 'denied',
       reason: 'plugin-option-of-administrator',
-      action: `Name a store instead: -o store=NAME. Allowed are: ${allowed}`,
+      action: `Select a store instead: -o store=NAME. Supported options: ${allowed}`,
     });
-  return new StowageError(`${quoted(key)} is not an option`, {
+  return new StowageError(`unknown option ${quoted(key)}`, {
     code: 'invalid',
     reason: 'plugin-option-unknown',
-    action: `Allowed are: ${allowed}`,
+    action: `Supported options: ${allowed}`,
   });
 }

@@ -28,7 +28,7 @@ describe('Create for a volume that exists', () => {
     const Opts = { size: '2M', 'label.x': 'z', 'label.new': '1' };
     expect(await call('VolumeDriver.Create', { Name: 'a', Opts })).toEqual({
       status: 409,
-      Err: "there is a volume 'a' already, and it has no size, its label 'x' is 'y', its label 'new' is not set. Choose another name, or leave out what differs to use it as it is.",
+      Err: "volume 'a' already exists with other options: it has no size, its label 'x' is 'y', its label 'new' is not set. Choose another name, or omit these options to use the existing volume.",
     });
     await it.server.core.volumes.expand(id, 1n << 30n, undefined, aCall());
     // The plugin knows the name by now.

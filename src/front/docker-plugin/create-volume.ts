@@ -85,10 +85,10 @@ async function resolveIfPresent(core: Core, plugin: PluginName, name: string, ca
 function requireSameOptions(present: Volume, name: string, wanted: CreateOptions): void {
   const different = [...differences(present, wanted)];
   if (different.length === 0) return;
-  throw new StowageError(`there is a volume ${quoted(name)} already, and ${different.join(', ')}`, {
+  throw new StowageError(`volume ${quoted(name)} already exists with other options: ${different.join(', ')}`, {
     code: 'exists',
     reason: 'plugin-volume-differs',
-    action: 'Choose another name, or leave out what differs to use it as it is.',
+    action: 'Choose another name, or omit these options to use the existing volume.',
   });
 }
 

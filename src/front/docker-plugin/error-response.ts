@@ -36,7 +36,7 @@ export function errorResponseFrom(thrown: unknown): ErrorResponse {
   if (code === 'internal')
     return {
       status,
-      text: "Stowage failed to do this. Look into the server's log, and report it.",
+      text: 'internal error of Stowage. Find the cause in the log of the server, and report it.',
       internal: true,
       fullText: error.message,
     };
@@ -60,19 +60,19 @@ class HttpError extends Error {
 
 const httpMessages: Readonly<Record<number, string>> = {
   400: 'the request is malformed. Send a JSON object with POST.',
-  404: 'there is no such method. This volume plugin has Plugin.Activate and VolumeDriver.*.',
-  405: 'only POST is allowed. Send the call with POST.',
-  408: 'the request did not arrive in time. Send it without pausing.',
+  404: 'unknown method. This volume plugin supports Plugin.Activate and VolumeDriver.*.',
+  405: 'method not allowed. Use POST.',
+  408: 'the request timed out. Send the whole request without pauses.',
   413: 'the request is too large. Send at most 64 KiB.',
   415: 'the content type of the request is not supported. Send it as application/json.',
-  417: 'the Expect header is not supported. Leave it out.',
-  431: 'the headers are too large. Send 16 KiB of them at most.',
+  417: 'the Expect header is not supported. Omit the header.',
+  431: 'the headers are too large. Send at most 16 KiB.',
 };
 
 export const httpError = (status: number): Error =>
   new HttpError(status, httpMessages[status] ?? httpMessages[400] ?? '');
 
-export function overloaded(): StowageError {
+export function overloadedError(): StowageError {
   return new StowageError('too many calls are in flight', {
     code: 'busy',
     reason: 'plugin-overloaded',

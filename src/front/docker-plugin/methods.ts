@@ -130,13 +130,9 @@ function onlyAmbiguous(thrown: unknown): StowageError {
 }
 
 function blockVolume({ store, name }: Volume): StowageError {
-  return new StowageError(
-    `volume '${store}/${name}' is a raw block device, which engines cannot put into a container`,
-    {
-      code: 'unsupported',
-      reason: 'plugin-block-volume',
-      action:
-        'Use a volume with a file system, or give the device itself to the container: stowage mount, then --device.',
-    },
-  );
+  return new StowageError(`volume '${store}/${name}' is a raw block device, which engines cannot mount`, {
+    code: 'unsupported',
+    reason: 'plugin-block-volume',
+    action: 'Use a volume with a file system, or pass the device to the container: stowage mount, then --device.',
+  });
 }

@@ -6,7 +6,7 @@ import { httpError } from './error-response.ts';
 /** The JSON object that an engine sent. */
 export type PluginRequest = Readonly<Record<string, unknown>>;
 
-const bodyLimit = 64 * 1024;
+const maxBodyBytes = 64 * 1024;
 
 /** Docker sends no content type at all, Podman application/vnd.docker.plugins.v1.1+json. */
 const acceptedContentType = /^application\/(?:json|vnd\.docker\.plugins\.[\w.-]+\+json)$/;
@@ -15,8 +15,8 @@ const acceptedContentType = /^application\/(?:json|vnd\.docker\.plugins\.[\w.-]+
 export async function readPluginRequest(request: IncomingMessage): Promise<PluginRequest> {
   const type = request.headers['content-type']?.split(';')[0]?.trim().toLowerCase();
   if (type !== undefined && type !== '' && !acceptedContentType.test(type)) throw httpError(415);
-  if (Number(request.headers['content-length'] ?? 0) > bodyLimit) throw httpError(413);
-  return parsed(await textOf(request));
+  if (Number(request.headers['content-length'] ?? 0) > maxBodyBytes) throw httpError(413);
+  return parseBody(await textOf(request));
 }
 
 function textOf(request: IncomingMessage): Promise<string> {
@@ -25,7 +25,7 @@ function textOf(request: IncomingMessage): Promise<string> {
   let length = 0;
   request.on('data', (chunk: Buffer) => {
     length += chunk.length;
-    if (length > bodyLimit) reject(httpError(413));
+    if (length > maxBodyBytes) reject(httpError(413));
     else chunks.push(chunk);
   });
   request.once('end', () => resolve(Buffer.concat(chunks).toString('utf8')));
@@ -36,7 +36,7 @@ function textOf(request: IncomingMessage): Promise<string> {
 }
 
 /** Engines send an empty body to methods without arguments. */
-function parsed(text: string): PluginRequest {
+function parseBody(text: string): PluginRequest {
   const value = text.trim() === '' ? {} : jsonIn(text);
   const request = asJsonObject(value);
   if (request === undefined) throw httpError(400);
@@ -48,7 +48,7 @@ function invalidRequest(message: string): StowageError {
     code: 'invalid',
     reason: 'plugin-request-invalid',
     // Docker sends an empty body when it retries a call after its connection was lost.
-    action: 'Repeat the command; if it persists, the engine and Stowage do not speak the same protocol.',
+    action: 'Repeat the command. If the error persists, the engine and Stowage use incompatible protocols.',
   });
 }
 

@@ -11,7 +11,7 @@ import {
   contentType,
   errorResponseFrom,
   httpError,
-  overloaded,
+  overloadedError,
   refuseExpectation,
   refuseUnparsable,
 } from './error-response.ts';
@@ -103,8 +103,8 @@ async function answer(shared: ServerState, request: IncomingMessage, response: S
     const fields = { method: path.slice(0, 64), status };
     if (internal) shared.log.error('plugin call failed', { ...fields, error: thrown });
     // The answer hides details from the user. The administrator finds them in this log entry.
-    else if (text !== why) shared.log.warn('plugin call was refused', { ...fields, why });
-    else shared.log.info('plugin call was refused', { ...fields, why });
+    else if (text !== why) shared.log.warn('plugin call was rejected', { ...fields, why });
+    else shared.log.info('plugin call was rejected', { ...fields, why });
     if (status === 405) response.setHeader('allow', 'POST');
     send(response, status, { Err: text });
   }
@@ -118,7 +118,7 @@ async function handleRequest(shared: ServerState, path: string, request: Incomin
   // A client that connected before the stop may send its request too late.
   if (parent.aborted) throw stoppingError();
   if (request.method !== 'POST') throw httpError(405);
-  if (shared.calls >= shared.maxCalls) throw overloaded();
+  if (shared.calls >= shared.maxCalls) throw overloadedError();
   shared.calls++;
   try {
     const message = await readPluginRequest(request);
@@ -143,13 +143,13 @@ function send(response: ServerResponse, status: number, body: object): void {
   response.writeHead(status, { ...headers, connection: 'close' }).end(text);
 }
 
-async function closeServer(server: Server, graceMs: number, clock: Clock, cut: () => void): Promise<void> {
-  if (!server.listening) return cut();
+async function closeServer(server: Server, graceMs: number, clock: Clock, cancelCalls: () => void): Promise<void> {
+  if (!server.listening) return cancelCalls();
   const { promise, resolve } = Promise.withResolvers<void>();
   server.close(() => resolve());
   // A cancelled call still answers. If it does not, its connection is cut 3 s later.
-  using _cut = clock.after(graceMs, cut);
+  using _cut = clock.after(graceMs, cancelCalls);
   using _connections = clock.after(graceMs + 3_000, () => server.closeAllConnections());
   await promise;
-  cut();
+  cancelCalls();
 }

@@ -9,13 +9,13 @@ import type { Volume, VolumeId } from '#core/model.ts';
  * at every container start: a measurement that failed or took too long is not repeated for a while.
  */
 export interface UsedBytes extends Disposable {
-  of(volume: Volume): Promise<bigint | undefined>;
+  usedBytesOf(volume: Volume): Promise<bigint | undefined>;
 }
 
 /** How long an engine's call waits for a measurement. A later result is used for the next call. */
-const waitMs = 10;
-const measureMs = 500;
-const freshMs = 30_000;
+const maxWaitMs = 10;
+const measureTimeoutMs = 500;
+const resultLifetimeMs = 30_000;
 const retryAfterMs = 600_000;
 const maxConcurrent = 2;
 const maxEntries = 10_000;
@@ -32,13 +32,13 @@ export function createUsedBytes(core: Core, clock: Clock, log: Log): UsedBytes {
   const ending = new AbortController();
 
   async function measure({ id }: Volume): Promise<void> {
-    using limit = clock.deadline(measureMs, ending.signal);
+    using limit = clock.deadline(measureTimeoutMs, ending.signal);
     const bytes = await core.volumes.usage(id, { signal: limit.signal, log }).then(
       (usage) => (usage.complete ? usage.bytes : undefined),
       () => undefined,
     );
     known.delete(id);
-    known.set(id, { bytes, until: clock.elapsed() + (bytes === undefined ? retryAfterMs : freshMs) });
+    known.set(id, { bytes, until: clock.elapsed() + (bytes === undefined ? retryAfterMs : resultLifetimeMs) });
     const [oldest] = known.keys();
     if (known.size > maxEntries && oldest !== undefined) known.delete(oldest);
   }
@@ -50,11 +50,11 @@ export function createUsedBytes(core: Core, clock: Clock, log: Log): UsedBytes {
   }
 
   return {
-    of: async (volume) => {
+    usedBytesOf: async (volume) => {
       const last = known.get(volume.id);
       if (last !== undefined && last.until > clock.elapsed()) return last.bytes;
       if (running.has(volume.id) || running.size < maxConcurrent)
-        await endsWithin(startMeasuring(volume), waitMs, clock);
+        await endsWithin(startMeasuring(volume), maxWaitMs, clock);
       return known.get(volume.id)?.bytes;
     },
     [Symbol.dispose]: () => ending.abort(),

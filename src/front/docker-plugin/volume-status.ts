@@ -32,7 +32,7 @@ export async function statusOf(
   used: UsedBytes,
 ): Promise<Readonly<Record<string, unknown>>> {
   const view = core.stores.view(volume.store);
-  const bytes = isSilent || isBeingDeleted || view.store === undefined ? undefined : await used.of(volume);
+  const bytes = isSilent || isBeingDeleted || view.store === undefined ? undefined : await used.usedBytesOf(volume);
   return {
     store: volume.store,
     volume: volume.name,

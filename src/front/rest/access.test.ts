@@ -111,7 +111,7 @@ describe.each(routes)('$method $path', (route) => {
         status: 403,
         body: {
           code: 'denied',
-          detail: `this needs the role '${needed}'; the token has '${role}'`,
+          detail: `this request requires the role '${needed}'; the token has the role '${role}'`,
           action: `Ask the administrator for a token with the role '${needed}': stowage token create NAME --role ${needed}`,
         },
       });
@@ -225,7 +225,7 @@ describe('a token for one store', () => {
       return { ...said, detail: said.detail.replace(store, 'STORE') };
     };
     const there = await ask('two', 'only-two');
-    expect(there).toMatchObject({ ...outOfScope.body, action: expect.stringContaining('It is for: one.') });
+    expect(there).toMatchObject({ ...outOfScope.body, action: expect.stringContaining('It permits: one.') });
     expect(await ask('two', 'nobody')).toEqual(there);
     expect(await ask('nope', 'only-two')).toEqual(there);
     expect(await ask('two', 'not%20a%20name')).toEqual(there);
@@ -253,7 +253,7 @@ describe('a token for one store', () => {
   test('does not create a volume in a default store outside its scope, and does not learn its name', async () => {
     const answer = await user.post('/v1/volumes', { name: 'x' });
     expect(answer).toMatchObject(outOfScope);
-    expect(answer.body.action).toContain('The token is for: one.');
+    expect(answer.body.action).toContain('The token permits: one.');
     expect(answer.text).not.toContain('local');
   });
 
@@ -371,7 +371,10 @@ describe('a token for one store', () => {
     expect(await user.post('/v1/stores/one/check')).toMatchObject({ status: 200, body: { ok: true } });
     expect(await user.post('/v1/stores/one/check', { from: 'container:web' })).toMatchObject({
       status: 403,
-      body: { reason: 'role-insufficient', detail: "this needs the role 'admin'; the token has 'user'" },
+      body: {
+        reason: 'role-insufficient',
+        detail: "this request requires the role 'admin'; the token has the role 'user'",
+      },
     });
   });
 

@@ -90,10 +90,10 @@ export function subjectOf(params: unknown): string | undefined {
 /** `get volumes.stowage.dev` */
 export function ruleText(access: Access): string {
   if ('pod' in access) return `${access.verb} pods`;
-  return `${access.verb} ${'path' in access ? access.path : qualified(access.resource)}`;
+  return `${access.verb} ${'path' in access ? access.path : qualifiedResource(access.resource)}`;
 }
 
-function qualified(resource: ResourceAccess['resource']): string {
+function qualifiedResource(resource: ResourceAccess['resource']): string {
   const [name = '', part] = resource.split('/');
   return `${name}.stowage.dev${part === undefined ? '' : `/${part}`}`;
 }

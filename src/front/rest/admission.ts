@@ -34,8 +34,8 @@ export interface AdmissionOptions {
 }
 
 export function createAdmission({ core, isTrusted, authorizer }: AdmissionOptions): Admission {
-  const seen = new WeakMap<IncomingMessage, Principal>();
-  const asking = new WeakMap<IncomingMessage, { isRefused: boolean; isAsked: boolean }>();
+  const principals = new WeakMap<IncomingMessage, Principal>();
+  const recheckStates = new WeakMap<IncomingMessage, { isRefused: boolean; isAsked: boolean }>();
   const isByToken = (raw: IncomingMessage): boolean => authorizer === undefined || isTrusted(raw);
   const byToken = ({ raw, headers }: FastifyRequest): Principal =>
     authenticate(core, headers.authorization, isTrusted(raw));
@@ -44,21 +44,21 @@ export function createAdmission({ core, isTrusted, authorizer }: AdmissionOption
     const { raw } = request;
     if (authorizer === undefined || isByToken(raw)) {
       const principal = byToken(request);
-      seen.set(raw, principal);
+      principals.set(raw, principal);
       requireRole(principal, right.role);
       if (right.scope === 'server') requireAllStores(principal, right.effect);
       return principal;
     }
     if ('instead' in right.access) throw notInCluster(right.access.instead);
     const principal = await authorizer.admit(raw.headers, right.access, subjectOf(request.params), signal);
-    seen.set(raw, principal);
+    principals.set(raw, principal);
     return principal;
   }
 
   /** Asks the authorizer in the background and returns its previous decision. If the authorizer is unavailable, the caller keeps its right. */
   function isStillAuthorized(request: FastifyRequest, right: Right, principal: Principal): boolean {
-    const state = asking.get(request.raw) ?? { isRefused: false, isAsked: false };
-    asking.set(request.raw, state);
+    const state = recheckStates.get(request.raw) ?? { isRefused: false, isAsked: false };
+    recheckStates.set(request.raw, state);
     if (!state.isAsked) {
       state.isAsked = true;
       void admit(request, right, AbortSignal.timeout(10_000))
@@ -80,7 +80,7 @@ export function createAdmission({ core, isTrusted, authorizer }: AdmissionOption
       }
     },
     principalOf: (request) => {
-      const found = seen.get(request.raw);
+      const found = principals.get(request.raw);
       if (found !== undefined || !isByToken(request.raw)) return found;
       try {
         return byToken(request);

@@ -27,19 +27,19 @@ export const onlyFromPods = (from: string): StowageError =>
     code: 'unsupported',
     reason: 'check-only-from-pods',
     action:
-      'Name a pod: --from pod:NAMESPACE/NAME. For other places, run the command line in the pod of the node’s agent: kubectl exec',
+      'Specify a pod: --from pod:NAMESPACE/NAME. To check from a container or network of a node, run stowage in the pod of its agent: kubectl exec',
   });
 
 /** The same error for both, so that a caller without the right to read pods cannot find out which pods exist. */
 const podUnknown = ({ namespace, name }: PodName): StowageError =>
-  new StowageError(`there is no pod '${namespace}/${name}', or you may not read it`, {
+  new StowageError(`pod '${namespace}/${name}' not found, or you are not allowed to read it`, {
     code: 'not-found',
     reason: 'pod-unknown',
-    action: `List the pods: kubectl get pods --namespace ${namespace}. The account of the check needs the right to 'get' pods there.`,
+    action: `List the pods: kubectl get pods --namespace ${namespace}. The account of the check needs the verb 'get' for pods in this namespace.`,
   });
 
 const noPodsKnown = (store: string, place: string): StowageError =>
-  new StowageError('this server does not belong to a cluster, so it cannot check from a pod', {
+  new StowageError('this server does not belong to a cluster, so it cannot check from the network of a pod', {
     code: 'unsupported',
     reason: 'pods-unknown',
     action: `Ask the controller of the cluster: kubectl stowage store check ${store} --account ACCOUNT --from ${place}`,

@@ -378,8 +378,8 @@ describe('a check from the network of a pod', () => {
       body: {
         code: 'not-found',
         reason: 'pod-unknown',
-        detail: `there is no pod '${pod}', or you may not read it`,
-        action: `List the pods: kubectl get pods --namespace ${namespace}. The account of the check needs the right to 'get' pods there.`,
+        detail: `pod '${pod}' not found, or you are not allowed to read it`,
+        action: `List the pods: kubectl get pods --namespace ${namespace}. The account of the check needs the verb 'get' for pods in this namespace.`,
       },
     });
     expect(await check('pod:shop/web-0')).toMatchObject(unknown('shop/web-0', 'shop'));

@@ -34,10 +34,10 @@ export function setErrorHandlers(
     send(
       reply,
       problemFrom(
-        new StowageError('there is nothing at this path', {
+        new StowageError('unknown path', {
           code: 'not-found',
           reason: 'path-unknown',
-          action: 'See /openapi.json for what there is.',
+          action: 'See /openapi.json for the supported paths.',
         }),
         request.id,
       ),

@@ -63,12 +63,12 @@ function createPump(core: Core, response: ServerResponse, from: number, options:
   const { principal, stillAllowed, finish } = options;
   let position = from;
   let waitingSince: number | undefined;
-  const say = (text: string): void => {
+  const writeText = (text: string): void => {
     if (!response.write(text)) waitingSince ??= performance.now();
   };
-  const mark = (type: 'hello' | 'reset'): void => {
+  const writeMarker = (type: 'hello' | 'reset'): void => {
     position = events.lastSeq;
-    say(`id: ${events.epoch}-${position}\nevent: ${type}\ndata: {}\n\n`);
+    writeText(`id: ${events.epoch}-${position}\nevent: ${type}\ndata: {}\n\n`);
   };
 
   function pump(): void {
@@ -80,12 +80,12 @@ function createPump(core: Core, response: ServerResponse, from: number, options:
         return;
       }
       if (missed === undefined) {
-        mark('reset');
+        writeMarker('reset');
         continue;
       }
       for (const event of missed) {
         position = event.seq;
-        if (maySee(principal, event.store)) say(eventText(core, event, principal));
+        if (maySee(principal, event.store)) writeText(eventText(core, event, principal));
         if (waitingSince !== undefined) break;
       }
     }
@@ -93,16 +93,16 @@ function createPump(core: Core, response: ServerResponse, from: number, options:
 
   return {
     pump,
-    mark,
-    drained: () => {
+    mark: writeMarker,
+    resume: () => {
       waitingSince = undefined;
       pump();
     },
     waitingMs: () => (waitingSince === undefined ? 0 : performance.now() - waitingSince),
     // The heartbeat carries the position, so that a reader with few visible events does not fall out of the ring.
-    beat: () => {
+    sendHeartbeat: () => {
       if (!stillAllowed()) finish();
-      else if (waitingSince === undefined) say(`: still here\nid: ${events.epoch}-${position}\n\n`);
+      else if (waitingSince === undefined) writeText(`: still here\nid: ${events.epoch}-${position}\n\n`);
     },
   };
 }
@@ -134,12 +134,12 @@ export function streamEvents(
   open.use(core.events.subscribe(pump.pump));
   const beat = setInterval(() => {
     if (pump.waitingMs() > stuckMs) response.destroy();
-    else pump.beat();
+    else pump.sendHeartbeat();
   }, heartbeatMs);
   open.adopt(beat.unref(), clearInterval);
   signal.addEventListener('abort', finish, { once: true });
   open.defer(() => signal.removeEventListener('abort', finish));
-  response.on('drain', pump.drained);
+  response.on('drain', pump.resume);
   response.on('close', () => open.dispose());
   // A new reader gets a position to resume from before the first event.
   if (resumed === undefined) pump.mark(last === undefined ? 'hello' : 'reset');

@@ -46,7 +46,7 @@ export function createMutations(core: Pick<Core, 'idempotentResponses' | 'operat
     if (results.size > maxKeptResults && oldest !== undefined) results.delete(oldest);
   }
 
-  function accepted({ operation: asked, progress }: OperationView): Answer {
+  function acceptedAnswer({ operation: asked, progress }: OperationView): Answer {
     const operation = { ...asked, error: undefined };
     return {
       status: 202,
@@ -57,7 +57,7 @@ export function createMutations(core: Pick<Core, 'idempotentResponses' | 'operat
   }
 
   /** Answers as soon as the operation is on record; the work continues. */
-  async function detach(call: Call, work: MutationWork): Promise<PerformedMutation> {
+  async function runInBackground(call: Call, work: MutationWork): Promise<PerformedMutation> {
     const { promise: began, resolve: begin } = Promise.withResolvers<Operation>();
     const finished = Promise.resolve(work({ ...call, onOperation: begin }));
     const first = await Promise.race([began, finished]);
@@ -67,12 +67,12 @@ export function createMutations(core: Pick<Core, 'idempotentResponses' | 'operat
       () => undefined,
     );
     return {
-      answer: accepted({ operation: first, progress: undefined }),
+      answer: acceptedAnswer({ operation: first, progress: undefined }),
       running: { operation: first.id, finished },
     };
   }
 
-  const once = createRunOnce(core, clock, accepted);
+  const runOnce = createRunOnce(core, clock, acceptedAnswer);
   return {
     run: async (mutation, scope, work) => {
       const { key } = mutation;
@@ -80,9 +80,9 @@ export function createMutations(core: Pick<Core, 'idempotentResponses' | 'operat
       const requestId = key === undefined ? randomUUID() : `${mutation.principal} ${key}`;
       const call: Call = { ...scope, requestId };
       const perform = async (): Promise<PerformedMutation> =>
-        mutation.detached ? await detach(call, work) : { answer: await work(call) };
+        mutation.detached ? await runInBackground(call, work) : { answer: await work(call) };
       const isKept = key !== undefined && !mutation.forgotten;
-      return isKept ? await once(requestId, mutation, perform) : (await perform()).answer;
+      return isKept ? await runOnce(requestId, mutation, perform) : (await perform()).answer;
     },
     resultOf: (operation) => results.get(operation),
   };
@@ -104,17 +104,17 @@ function createRunOnce(
   }
 
   /** After a 202, replaces the kept answer when the operation ends. */
-  async function keepEnd(
+  async function keepFinalAnswer(
     key: string,
     fingerprint: string,
-    going: NonNullable<PerformedMutation['running']>,
+    running: NonNullable<PerformedMutation['running']>,
   ): Promise<void> {
-    const done = await going.finished.then(
+    const done = await running.finished.then(
       () => true,
       () => false,
     );
     try {
-      const view = operations.get(going.operation);
+      const view = operations.get(running.operation);
       keep(key, fingerprint, done && view !== undefined ? accepted(view) : undefined);
     } catch {
       // The 202 stays, and clients ask for the operation itself.
@@ -147,7 +147,7 @@ function createRunOnce(
       const { answer, running: going } = await performed;
       // Failures are not kept, since a retry may succeed and repeating the work is safe. Secrets are never kept.
       if (mutation.keepAnswer) keep(key, fingerprint, answer);
-      if (going !== undefined) void keepEnd(key, fingerprint, going);
+      if (going !== undefined) void keepFinalAnswer(key, fingerprint, going);
       return answer;
     } finally {
       inFlight.delete(key);
@@ -159,6 +159,6 @@ function keyReused(): StowageError {
   return new StowageError('this Idempotency-Key was used for another request', {
     code: 'conflict',
     reason: 'idempotency-key-reused',
-    action: 'Use a fresh key for every new request, and the same key only to repeat one.',
+    action: 'Use a new key for every new request, and reuse a key only to retry the same request.',
   });
 }

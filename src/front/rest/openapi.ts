@@ -6,7 +6,7 @@ import * as bodies from './schema-bodies.ts';
 import * as schemas from './schemas.ts';
 
 const problemAnswer = {
-  description: 'The error, and what to do',
+  description: 'The error, with an action for the user',
   content: { [problemType]: { schema: schemas.problem } },
 };
 
@@ -32,7 +32,7 @@ const header = (name: string, description: string, schema: object): object => ({
 function headersOf(route: Route): object[] {
   if (route.method === 'GET') return [];
   return [
-    header('Idempotency-Key', 'The same key gives the same answer for a day', {
+    header('Idempotency-Key', 'A request with the same key returns the same response for a day', {
       type: 'string',
       minLength: 1,
       maxLength: 255,
@@ -40,7 +40,7 @@ function headersOf(route: Route): object[] {
     }),
     ...(route.operation
       ? [
-          header('Prefer', '`respond-async`: answer with 202 and an operation as soon as the work is on record', {
+          header('Prefer', '`respond-async`: respond with 202 and an operation as soon as the operation is recorded', {
             type: 'string',
           }),
         ]
@@ -104,7 +104,7 @@ const otherPaths = {
       tags: ['events'],
       summary: 'Changes and progress as server-sent events',
       description:
-        'Resumes after Last-Event-ID; sends `reset` if too many events were missed. A heartbeat comes every 15 s.',
+        'Resumes after Last-Event-ID; sends `reset` if too many events were missed. Sends a heartbeat every 15 s.',
       parameters: [header('Last-Event-ID', 'The position to resume from', { type: 'string', maxLength: 100 })],
       responses: {
         200: { description: 'A stream', content: { 'text/event-stream': { schema: schemas.event } } },

@@ -24,13 +24,13 @@ export function authenticate(core: Core, authorization: string | undefined, trus
   const token = secret === undefined ? undefined : core.tokens.verify(secret);
   if (token !== undefined) return token;
   throw new StowageError(
-    secret === undefined ? 'a bearer token is required here' : 'the token is unknown, revoked or expired',
+    secret === undefined ? 'a bearer token is required' : 'the token is unknown, revoked or expired',
     {
       code: 'unauthenticated',
       reason: secret === undefined ? 'token-missing' : 'token-refused',
       action:
-        "Give one with --token-file FILE or in STOWAGE_TOKEN; without the command line, send 'Authorization: Bearer TOKEN'. " +
-        'The first one is in the file `token` in the state folder; more: stowage token create',
+        "Pass a token with --token-file FILE or STOWAGE_TOKEN; other clients send 'Authorization: Bearer TOKEN'. " +
+        'The initial token is in the file `token` in the state folder; create more with: stowage token create',
     },
   );
 }
@@ -39,7 +39,7 @@ const rank: Readonly<Record<Role, number>> = { viewer: 0, user: 1, admin: 2 };
 
 export function requireRole(principal: Principal, role: Role): void {
   if (rank[principal.role] >= rank[role]) return;
-  throw new StowageError(`this needs the role '${role}'; the token has '${principal.role}'`, {
+  throw new StowageError(`this request requires the role '${role}'; the token has the role '${principal.role}'`, {
     code: 'denied',
     reason: 'role-insufficient',
     action: `Ask the administrator for a token with the role '${role}': stowage token create NAME --role ${role}`,
@@ -65,20 +65,20 @@ export const visibleStores = (core: Core, principal: Principal): string[] =>
 /** Call this before any lookup, so that the answer does not reveal whether a store outside the token's scope exists. */
 export function requireStore(principal: Principal, store: string): void {
   if (maySee(principal, store)) return;
-  throw new StowageError(`the token is not for store ${quoted(store)}`, {
+  throw new StowageError(`the token does not permit store ${quoted(store)}`, {
     code: 'denied',
     reason: 'store-out-of-scope',
-    action: `It is for: ${principal.stores.join(', ')}. Ask the administrator for a wider one.`,
+    action: `It permits: ${principal.stores.join(', ')}. Ask the administrator for a token for more stores.`,
   });
 }
 
 /** For requests that do not name a store. */
 export function requireDefaultStore(principal: Principal, store: string | undefined): void {
   if (maySee(principal, store)) return;
-  throw new StowageError('the token is not for the default store', {
+  throw new StowageError('the token does not permit the default store', {
     code: 'denied',
     reason: 'store-out-of-scope',
-    action: `Name a store: --store NAME. The token is for: ${principal.stores.join(', ')}.`,
+    action: `Specify a store: --store NAME. The token permits: ${principal.stores.join(', ')}.`,
   });
 }
 

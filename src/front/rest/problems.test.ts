@@ -103,7 +103,7 @@ describe('every error is a problem with a code and an action', () => {
   test.each([
     ['/v1/volumes', { name: 'a', bytes: '1G' }, 'Expected: Bytes, as a decimal string.'],
     ['/v1/tokens', { name: 't\n', role: 'user' }, 'Expected: 1 to 128 characters, none of them a control character.'],
-    ['/v1/volumes/a/unmount', { target: 'x' }, "Expected: Absolute path on the server's machine."],
+    ['/v1/volumes/a/unmount', { target: 'x' }, "Expected: Absolute path on the server's host."],
   ])('the action says what is expected, in words: %s %j', async (path, body, action) => {
     const answer = await api.post(path, body);
     expectProblem(answer, 400, 'request-invalid');
@@ -114,7 +114,7 @@ describe('every error is a problem with a code and an action', () => {
   test('a token for an empty list of stores is refused', async () => {
     const answer = await api.post('/v1/tokens', { name: 't', role: 'user', stores: [] });
     expectProblem(answer, 400, 'request-invalid');
-    expect(answer.body.action).toBe('Expected: One or more; leave it out for every store.');
+    expect(answer.body.action).toBe('Expected: One or more stores; omit for all stores.');
     expect((await api.get('/v1/tokens')).text).not.toContain('"t"');
   });
 
@@ -165,8 +165,8 @@ describe('every error is a problem with a code and an action', () => {
   });
 
   test.each([
-    ['/v1/volumes?nope=1', "the query has an invalid 'nope': there is no such key"],
-    ['/v1/volumes?__proto__=1', "the query has an invalid '__proto__': there is no such key"],
+    ['/v1/volumes?nope=1', "the query has an invalid 'nope': unknown key"],
+    ['/v1/volumes?__proto__=1', "the query has an invalid '__proto__': unknown key"],
     ['/v1/stores?x=1', 'this route takes no query parameters'],
     ['/v1/volumes?limit=1&limit=2', "the query has an invalid 'limit': must be integer"],
     ['/v1/volumes?label=novalue', "the query has an invalid 'label.0': it does not match the expected format"],

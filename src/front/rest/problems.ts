@@ -16,7 +16,7 @@ export function problemFrom(thrown: unknown, requestId: string, principal?: Prin
   );
   const { title, http } = errorCodes[code];
   const shownAction =
-    code === 'internal' ? `Look for request ${requestId} in the server's log, and report it.` : action;
+    code === 'internal' ? `Find request ${requestId} in the server's log, and report the error.` : action;
   return problemDocument({
     error: { code, reason, message, action: shownAction },
     title,
@@ -46,14 +46,14 @@ const httpProblems: Readonly<Record<number, HttpProblem>> = {
   400: {
     code: 'invalid',
     reason: 'request-malformed',
-    message: 'the request is malformed: its address, its headers or its JSON',
-    action: 'Send a well-formed address, and a body that is valid JSON, as /openapi.json describes it.',
+    message: 'malformed request: invalid URL, headers or JSON',
+    action: 'Send a valid URL and a valid JSON body, as described in /openapi.json.',
   },
   408: {
     code: 'deadline',
     reason: 'request-slow',
-    message: 'the request did not arrive in time',
-    action: 'Send the whole request without pausing.',
+    message: 'the request timed out',
+    action: 'Send the whole request without pauses.',
   },
   413: {
     code: 'invalid',
@@ -65,7 +65,7 @@ const httpProblems: Readonly<Record<number, HttpProblem>> = {
     code: 'invalid',
     reason: 'path-too-long',
     message: 'the path is too long',
-    action: 'Shorten it; names have at most 128 characters.',
+    action: 'Shorten the path; names have at most 128 characters.',
   },
   415: {
     code: 'invalid',
@@ -77,12 +77,12 @@ const httpProblems: Readonly<Record<number, HttpProblem>> = {
     code: 'invalid',
     reason: 'expectation-unsupported',
     message: 'the Expect header is not supported',
-    action: 'Leave it out.',
+    action: 'Omit the header.',
   },
   431: {
     code: 'invalid',
     reason: 'headers-too-large',
     message: 'the headers are too large',
-    action: 'Send fewer or shorter headers, 16 KiB in all.',
+    action: 'Send at most 16 KiB of headers.',
   },
 };

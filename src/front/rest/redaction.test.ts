@@ -281,8 +281,8 @@ test('a volume whose data were replaced, and the orphans of its store, hide path
       store: 'silver',
       kind: 'missing-data',
       name: 'emptied',
-      detail: 'the volume is recorded, but its data are missing',
-      action: 'Ask the administrator, who finds out more with: stowage store orphans silver',
+      detail: 'the volume is recorded, but its data is missing',
+      action: 'Ask the administrator, who can see the details with: stowage store orphans silver',
     });
   }
 });

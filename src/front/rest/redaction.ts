@@ -45,7 +45,7 @@ export function redactedCheck(principal: Principal, name: string, check: StoreCh
     ...check,
     steps: check.steps.map((one) => {
       const { step, ok, reason } = one;
-      if (ok) return { step, ok, detail: 'fine' };
+      if (ok) return { step, ok, detail: 'ok' };
       if (reason === undefined) return { step, ok, detail: 'this step failed', action };
       if (isForEverybody(reason)) return one;
       const detail = isAccessDenied({ reason }) ? accessDeniedMessage({ reason }) : errorReason(reason)?.short;
@@ -56,14 +56,14 @@ export function redactedCheck(principal: Principal, name: string, check: StoreCh
 
 /** Hides the path of missing data. */
 export const redactedInspection = (principal: Principal, found: Inspection): Inspection =>
-  isAdministrator(principal) || found.condition === 'ok' ? found : { ...found, detail: 'its data are missing' };
+  isAdministrator(principal) || found.condition === 'ok' ? found : { ...found, detail: 'its data is missing' };
 
 const orphanDetails = {
   leftover: 'a leftover that is no longer needed',
-  'missing-data': 'the volume is recorded, but its data are missing',
-  stranger: 'it cannot be a volume',
-  'unknown-volume': 'another Stowage made it',
-  'unreadable-record': 'its record cannot be read',
+  'missing-data': 'the volume is recorded, but its data is missing',
+  stranger: 'not a volume',
+  'unknown-volume': 'created by another Stowage',
+  'unreadable-record': 'unreadable record',
   'unrecorded-directory': 'data without a record',
 } as const satisfies Record<Orphan['kind'], string>;
 
@@ -71,7 +71,7 @@ const orphanDetails = {
 export function redactedOrphan(principal: Principal, orphan: Orphan): Orphan {
   if (isAdministrator(principal)) return orphan;
   const { store, kind, name } = orphan;
-  const action = `Ask the administrator, who finds out more with: stowage store orphans ${store}`;
+  const action = `Ask the administrator, who can see the details with: stowage store orphans ${store}`;
   return { store, kind, action, name: kind === 'leftover' ? basename(name) : name, detail: orphanDetails[kind] };
 }
 
@@ -80,7 +80,7 @@ export const redactedAdoption = (principal: Principal, { adopted, skipped }: Ado
   adopted,
   skipped: isAdministrator(principal)
     ? skipped
-    : skipped.map(({ name }) => ({ name, reason: 'it cannot be adopted as it is, or is already a volume' })),
+    : skipped.map(({ name }) => ({ name, reason: 'it cannot be adopted, or is already a volume' })),
 });
 
 /** The result of an operation, which another caller may have started. */

@@ -50,7 +50,8 @@ export function createHandler(
       expected: route.conditional ? expectedRevision(request) : undefined,
       nodes: parts.nodes,
     };
-    if (route.further?.isNeeded(input.body)) await parts.admission.admit(request, route.further, parts.stopping);
+    if (route.additionalRight?.isNeeded(input.body))
+      await parts.admission.admit(request, route.additionalRight, parts.stopping);
     const log = parts.log.with({ request: request.id });
     const handle = (call: Call): Promise<Answer> => {
       const permit: Request<never, never, never>['permit'] = async (right) => {
@@ -89,7 +90,7 @@ const noQuery: Check = (value) => {
   throw new StowageError(`this route takes no query parameters`, {
     code: 'invalid',
     reason: 'request-invalid',
-    action: 'Leave out the part after the question mark.',
+    action: 'Omit the query string.',
   });
 };
 
@@ -98,10 +99,10 @@ function expectedRevision(request: FastifyRequest): number | undefined {
   if (given === undefined || given === '*') return undefined;
   const [, revision] = /^"([0-9]{1,15})"$/.exec(given) ?? [];
   if (revision !== undefined) return Number(revision);
-  throw new StowageError('If-Match is not an entity tag of Stowage', {
+  throw new StowageError('If-Match is not a valid entity tag', {
     code: 'invalid',
     reason: 'request-invalid',
-    action: 'Send the ETag of the volume as you read it, for example "3".',
+    action: 'Send the ETag of the last read of the volume, for example "3".',
   });
 }
 

@@ -26,7 +26,9 @@ describe.each(
     const name = `${route.method} ${route.path}`;
     return [
       { name, right: route },
-      ...(route.further ? [{ name: `${name} ${route.further.when}`, right: route.further }] : []),
+      ...(route.additionalRight
+        ? [{ name: `${name} ${route.additionalRight.when}`, right: route.additionalRight }]
+        : []),
     ];
   }),
 )('$name', ({ name, right }) => {
@@ -41,7 +43,7 @@ describe.each(
 });
 
 test('reading routes need no verb that changes anything, and these are all rules', () => {
-  const rights = allRoutes.flatMap((route) => [route, ...(route.further ? [route.further] : [])]);
+  const rights = allRoutes.flatMap((route) => [route, ...(route.additionalRight ? [route.additionalRight] : [])]);
   const rules = rights.flatMap(({ access }) => ('instead' in access ? [] : [ruleText(access)]));
   expect([...new Set(rules)].sort()).toEqual([
     'create stores.stowage.dev/adopt',

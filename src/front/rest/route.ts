@@ -45,7 +45,7 @@ export interface Route extends Right {
   readonly body?: TObject;
   /** The body may be left out. */
   readonly bodyOptional?: boolean;
-  readonly further?: FurtherRight;
+  readonly additionalRight?: FurtherRight;
   /** The answer holds a secret: it is not kept for a repeated Idempotency-Key. */
   readonly secret?: boolean;
   /** The kinds of operation that the route starts. Such routes support `Prefer: respond-async`. */

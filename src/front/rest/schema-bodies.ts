@@ -18,7 +18,7 @@ export const newVolume = object({
   name: volumeName,
   store: Type.Optional(storeName),
   bytes: Type.Optional(bytes),
-  enforce: Type.Optional(Type.Boolean({ description: 'Enforce its size (default: as the store does)' })),
+  enforce: Type.Optional(Type.Boolean({ description: 'Enforce the size (default: decided by the store)' })),
   access: Type.Optional(access),
   labels: Type.Optional(labels),
   ownLabels: Type.Optional(ownLabels),
@@ -34,25 +34,26 @@ export const volumeChange = object({
       title: 'Labels',
       maxProperties: 64,
       additionalProperties: false,
-      description: 'Merged into the labels; null removes one',
+      description: 'Merged into the labels; null removes a label',
     }),
   ),
   ownLabels: Type.Optional(ownLabels),
-  enforce: Type.Optional(Type.Boolean({ description: 'true: enforce its size from now on, permanently' })),
+  enforce: Type.Optional(Type.Boolean({ description: 'true: enforce the size permanently' })),
 });
 
 export const restoring = object({ name: Type.Optional(volumeName) });
 
 export const mounting = object({
-  target: Type.String({ minLength: 1, maxLength: 4096, description: "Absolute path on the server's machine" }),
+  target: Type.String({ minLength: 1, maxLength: 4096, description: "Absolute path on the server's host" }),
   readOnly: Type.Optional(Type.Boolean()),
 });
 
 export const unmounting = object({
-  target: Type.String({ maxLength: 4096, pattern: '^/', description: "Absolute path on the server's machine" }),
+  target: Type.String({ maxLength: 4096, pattern: '^/', description: "Absolute path on the server's host" }),
   force: Type.Optional(
     Type.Boolean({
-      description: 'Also if it is in use or its server does not answer; processes that use it then get errors',
+      description:
+        'Unmount even if the volume is in use or its server does not respond; processes that use it get errors',
     }),
   ),
 });
@@ -81,7 +82,11 @@ export const adopting = object({
   dryRun: Type.Optional(Type.Boolean()),
   directories: Type.Optional(Type.Boolean({ description: 'Also adopt data without a record (default true)' })),
   names: Type.Optional(
-    Type.Array(volumeName, { minItems: 1, maxItems: 1000, description: 'Only these (default: all)' }),
+    Type.Array(volumeName, {
+      minItems: 1,
+      maxItems: 1000,
+      description: 'Volumes or directories to adopt (default: all)',
+    }),
   ),
 });
 
@@ -94,7 +99,7 @@ export const newToken = object({
   }),
   role,
   stores: Type.Optional(
-    Type.Array(storeName, { minItems: 1, maxItems: 64, description: 'One or more; leave it out for every store' }),
+    Type.Array(storeName, { minItems: 1, maxItems: 64, description: 'One or more stores; omit for all stores' }),
   ),
   expiresIn: Type.Optional(
     Type.String({ pattern: '^[1-9][0-9]{0,4}(s|m|h|d|w)$', description: 'A number and s, m, h, d or w; e.g. 30d' }),

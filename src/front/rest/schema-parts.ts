@@ -29,5 +29,5 @@ export const labels = Type.Record(labelKey, labelValue, {
 export const ownLabels = Type.Record(Type.String({ pattern: ownLabelPattern }), labelValue, {
   maxProperties: 16,
   additionalProperties: false,
-  description: 'Labels that Stowage itself sets, such as the name of the claim; administrators only',
+  description: 'Labels that Stowage sets, such as the name of the claim; only for administrators',
 });

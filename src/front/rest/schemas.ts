@@ -15,7 +15,7 @@ export const user = object({ kind: userKind, name: Type.String(), node: Type.Str
 
 /** A node that could not be reached, and why. */
 const unreached = object({ node: Type.String(), reason: Type.String(), message: Type.String() });
-const onNode = Type.Optional(Type.String({ description: 'In a cluster: the node that it belongs to' }));
+const onNode = Type.Optional(Type.String({ description: 'In a cluster: the node of the object' }));
 
 export const mount = object({
   node: onNode,
@@ -25,16 +25,16 @@ export const mount = object({
   readOnly: Type.Boolean(),
   user,
   since: time,
-  mounted: Type.Boolean({ description: "Whether it is in the kernel's mount table" }),
+  mounted: Type.Boolean({ description: "Whether the mount is in the kernel's mount table" }),
 });
 
 export const trouble = object({
   ...mount.properties,
   condition: oneOf('ok', 'unmounted', 'dead', 'client-failing', 'store-silent'),
-  detail: nullable(Type.String({ description: 'What is wrong' })),
+  detail: nullable(Type.String({ description: 'The cause' })),
   repairedAt: nullable({
     ...time,
-    description: 'When it was remounted: processes that used it before get errors until they are restarted',
+    description: 'When the volume was remounted: processes that used the old mount get errors until they restart',
   }),
 });
 
@@ -44,7 +44,7 @@ export const volume = object({
   name: Type.String(),
   node: onNode,
   bytes: nullable(bytes),
-  enforced: Type.Boolean({ description: 'Whether its size is enforced' }),
+  enforced: Type.Boolean({ description: 'Whether the size is enforced' }),
   access,
   labels,
   createdAt: time,
@@ -53,18 +53,18 @@ export const volume = object({
 
 export const createdVolume = object({
   ...volume.properties,
-  storeIdentity: nullable(
-    Type.String({ description: 'The `identity` of the store that it was created on; null: not known' }),
-  ),
+  storeIdentity: nullable(Type.String({ description: 'The `identity` of the store of the volume; null: unknown' })),
 });
 
 const use = object({
   host: Type.String({ description: "The id of the host's Stowage" }),
   node: Type.String({ description: 'The name of the host' }),
   users: Type.Array(object({ kind: user.properties.kind, name: Type.String() })),
-  writer: Type.Boolean({ description: 'It is the one host that may write' }),
-  renewedAt: Type.String({ format: 'date-time', description: "By the store's own clock" }),
-  stale: Type.Boolean({ description: 'It has not renewed its record for a long time; the record is still valid' }),
+  writer: Type.Boolean({ description: 'Whether this is the only host that may write' }),
+  renewedAt: Type.String({ format: 'date-time', description: 'By the clock of the store' }),
+  stale: Type.Boolean({
+    description: 'The host has not renewed the record for a long time; the record is still valid',
+  }),
 });
 
 export const volumeDetail = object({
@@ -72,14 +72,14 @@ export const volumeDetail = object({
   condition: oneOf('ok', 'missing', 'unknown'),
   detail: nullable(Type.String()),
   path: nullable(
-    Type.String({ description: "Where its data are, below the store's directory; null: under its name, as usual" }),
+    Type.String({ description: "Path of the data below the store's directory; null: the name of the volume" }),
   ),
   users: Type.Array(user),
   mounts: Type.Array(mount),
   unreached: Type.Optional(Type.Array(unreached, { description: 'In a cluster: nodes that could not be reached' })),
   uses: nullable(
     Type.Array(use, {
-      description: 'Hosts that use it, by their records on the store; null: the store has no such records',
+      description: 'Use records of hosts on the store; null: the store does not keep use records',
     }),
   ),
 });
@@ -89,7 +89,7 @@ export const usage = object({
   files: Type.String({ pattern: '^[0-9]+$' }),
   complete: Type.Boolean({ description: 'False: the scan timed out, so the numbers are lower bounds' }),
   empty: Type.Boolean({
-    description: 'It is certainly empty: everything was counted, or no user was ever given it',
+    description: 'The volume is certainly empty: the scan was complete, or the volume was never mounted',
   }),
   measuredAt: time,
 });
@@ -116,14 +116,15 @@ export const store = object({
   state: storeState,
   identity: nullable(
     Type.String({
-      description:
-        'The identity that is recorded on the store itself, which does not change during its life; null: not known',
+      description: 'The permanent identity that is recorded on the store; null: unknown',
     }),
   ),
   problem: nullable(object({ message: Type.String(), action: Type.String() })),
-  pending: nullable(Type.String({ description: 'A pending configuration change, and what it waits for' })),
+  pending: nullable(Type.String({ description: 'A pending configuration change, and why it is pending' })),
   network: nullable(
-    Type.String({ description: 'Where traffic to the store starts, e.g. netns:storage; null: on the host itself' }),
+    Type.String({
+      description: "Network from which Stowage connects, e.g. netns:storage; null: the host's network",
+    }),
   ),
   readOnly: Type.Boolean(),
   enforcesCapacity: nullable(Type.Boolean()),
@@ -135,9 +136,11 @@ export const store = object({
   defaultSize: nullable(bytes),
   volumes: Type.Integer(),
   bytes: Type.String({ description: 'The sum of the requested sizes' }),
-  totalBytes: nullable(Type.String({ description: 'Size of the file system that it is on; null: not known now' })),
+  totalBytes: nullable(Type.String({ description: 'Size of the file system of the store; null: unknown' })),
   freeBytes: nullable(
-    Type.String({ description: 'Free on that file system, which other stores and files may share; null: the same' }),
+    Type.String({
+      description: 'Free space of that file system, which may be shared; null: unknown',
+    }),
   ),
   nodes: Type.Optional(
     Type.Array(
@@ -169,7 +172,9 @@ export const storeCheck = object({
       ),
     }),
   ),
-  from: Type.Optional(Type.String({ description: 'Where the check started, if the request said so' })),
+  from: Type.Optional(
+    Type.String({ description: 'The network from which the store was checked, if the request had `from`' }),
+  ),
   totalBytes: nullable(bytes),
   freeBytes: nullable(bytes),
 });
@@ -199,7 +204,7 @@ export const operation = object({
   error: nullable(
     object({ code: Type.String(), reason: Type.String(), message: Type.String(), action: Type.String() }),
   ),
-  result: nullable(Type.Unknown({ description: 'The answer of the request, once done' })),
+  result: nullable(Type.Unknown({ description: 'The response to the request, once done' })),
 });
 
 export const token = object({
@@ -212,10 +217,10 @@ export const token = object({
 });
 export const createdToken = object({
   ...token.properties,
-  secret: Type.String({ description: 'Shown once, kept only as a hash' }),
+  secret: Type.String({ description: 'The secret, which is shown only once' }),
 });
 
-const hidden = 'Null for a token with stores';
+const hidden = 'Null for a token that is limited to stores';
 export const status = object({
   version: Type.String(),
   instance: Type.String(),
@@ -223,20 +228,22 @@ export const status = object({
   pid: nullable(Type.Integer({ description: hidden })),
   startedAt: time,
   ready: Type.Boolean(),
-  defaultStore: nullable(Type.String({ description: 'Also null if the token is not for it' })),
+  defaultStore: nullable(Type.String({ description: 'Also null if the token does not permit the default store' })),
   listen: Type.Array(Type.String()),
   state: nullable(Type.String({ description: hidden })),
   config: nullable(Type.String({ description: hidden })),
   mounting: object({ able: Type.Boolean(), why: nullable(Type.String()), action: nullable(Type.String()) }),
-  plugins: Type.Array(Type.String(), { description: 'Sockets for container engines; none for a token with stores' }),
+  plugins: Type.Array(Type.String(), {
+    description: 'Sockets for container engines; empty for a token that is limited to stores',
+  }),
   engines: Type.Array(object({ kind: oneOf('docker', 'podman'), socket: Type.String(), reachable: Type.Boolean() })),
-  stores: Type.Integer({ description: 'This and the next four fields: only for the stores of the token' }),
+  stores: Type.Integer({ description: 'This and the next four fields count only the stores that the token permits' }),
   storesInTrouble: Type.Array(Type.String(), {
     description: 'Stores that are not open, do not answer, or deny access',
   }),
   volumes: Type.Integer(),
   mounts: Type.Integer(),
-  operations: Type.Integer({ description: 'Running now' }),
+  operations: Type.Integer({ description: 'Number of running operations' }),
   rssBytes: Type.Integer(),
   agents: Type.Optional(
     Type.Array(object({ node: Type.String(), connected: Type.Boolean() }), {
@@ -247,11 +254,11 @@ export const status = object({
 
 export const dataPath = object({
   node: onNode,
-  name: Type.String({ description: 'host, or the network that its connections start in' }),
+  name: Type.String({ description: 'host, or the network from which it connects' }),
   state: oneOf('settling', 'idle', 'serving', 'taking over', 'failing', 'moving', 'not answering'),
   mounts: Type.Integer(),
-  pid: nullable(Type.Integer({ description: 'Of the serving process; null if there is none' })),
-  version: nullable(Type.String({ description: 'The version of Stowage that it belongs to' })),
+  pid: nullable(Type.Integer({ description: 'PID of the serving process; null if there is none' })),
+  version: nullable(Type.String({ description: 'The version of Stowage that the process belongs to' })),
   standby: Type.Boolean({ description: 'Another process is ready to take over' }),
   takeovers: Type.Integer({ description: 'How often one process took over from another' }),
   deaths: Type.Integer({ description: 'Processes that died within the last minute' }),

@@ -70,7 +70,7 @@ interface ServerContext extends RestOptions {
   readonly admission: Admission;
 }
 
-const bodyLimit = 64 * 1024;
+const maxBodyBytes = 64 * 1024;
 const maxHeaderSize = 16 * 1024;
 const timeouts = { requestTimeout: 30_000, headersTimeout: 10_000, keepAliveTimeout: 65_000 };
 
@@ -118,7 +118,7 @@ export function createRestServer(options: RestOptions): RestServer {
 
 function createApp(): FastifyInstance {
   const app = fastify({
-    bodyLimit,
+    bodyLimit: maxBodyBytes,
     logger: false,
     // Longer than any request line can be, so that the schema reports parameters that are too long.
     routerOptions: { maxParamLength: maxHeaderSize },

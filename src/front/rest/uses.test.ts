@@ -89,8 +89,8 @@ test('a repeat with the same key gets the first answer, and a new request is ref
     body: {
       code: 'not-found',
       reason: 'use-unknown',
-      detail: `host 'h1' has no record of using volume 'silver/${volume.name}'`,
-      action: `List the hosts with records, and their ids: stowage volume show silver/${volume.name}`,
+      detail: `host 'h1' has no use record of volume 'silver/${volume.name}'`,
+      action: `List the use records with their host ids: stowage volume show silver/${volume.name}`,
     },
   });
 });

@@ -54,7 +54,7 @@ function validationError(what: string, schema: TObject, value: unknown, [first]:
   const where = path.join('.');
   return invalidRequest(
     `the ${what}${where === '' ? '' : ` has an invalid ${quoted(where)}`}: ${readableMessage(first?.message)}`,
-    part.help === undefined ? 'See /openapi.json for what is expected.' : `Expected: ${part.help}.`,
+    part.help === undefined ? 'See /openapi.json for the expected format.' : `Expected: ${part.help}.`,
   );
 }
 
@@ -93,7 +93,7 @@ function checkWithCore({ schema, value }: SchemaPart): void {
 
 /** Replaces TypeBox's messages about unknown keys and regular expressions. */
 function readableMessage(message = 'it does not match the schema'): string {
-  if (message === 'schema is false') return 'there is no such key';
+  if (message === 'schema is false') return 'unknown key';
   return message.startsWith('must match pattern') ? 'it does not match the expected format' : message;
 }
 

@@ -9,15 +9,17 @@ import * as schemas from '../schemas.ts';
 import { params, resolvePermitted } from './volume-refs.ts';
 
 const tag = 'mounts';
-const podsMount = 'In a cluster pods mount volumes, by their claims.';
+const podsMount = 'In a cluster, pods mount volumes through PersistentVolumeClaims.';
 
 const afterNode = Type.Optional(
-  Type.String({ minLength: 1, maxLength: 253, description: 'The `next` of the page before' }),
+  Type.String({ minLength: 1, maxLength: 253, description: 'The `next` of the previous page' }),
 );
 export const nodesQuery = Type.Object({ after: afterNode }, { additionalProperties: false });
 const query = Type.Object(
   {
-    volume: Type.Optional(Type.String({ minLength: 1, maxLength: 64, description: 'Only of this volume, by its id' })),
+    volume: Type.Optional(
+      Type.String({ minLength: 1, maxLength: 64, description: 'Only mounts of the volume with this id' }),
+    ),
     after: afterNode,
   },
   { additionalProperties: false },
@@ -30,7 +32,7 @@ export const mountRoutes: readonly Route[] = [
     id: 'mountVolume',
     operation: 'volume.mount',
     tag,
-    summary: "Mount a volume at a path of the server's machine",
+    summary: "Mount a volume at a path on the server's host",
     role: 'admin',
     scope: 'server',
     effect: 'acts on the machine',
@@ -88,7 +90,7 @@ export const mountRoutes: readonly Route[] = [
     query,
     success: {
       status: 200,
-      description: 'The mounts of this node; in a cluster of all nodes, some of them on each page',
+      description: 'The mounts of this node; in a cluster, the mounts of all nodes, page by page',
       schema: schemas.listOverNodes(schemas.mount),
     },
     handle: async ({ core, principal, query: q, nodes, call }) => {

@@ -28,12 +28,12 @@ export interface ServerBackend {
 }
 
 /** In a cluster, Stowage's own tokens are not used. */
-const kubernetesRbac = 'Use service accounts, and RBAC rules for the API group stowage.dev.';
+const kubernetesRbac = 'Use service accounts and RBAC rules for the API group stowage.dev.';
 
 const idParams = Type.Object({ id: Type.String({ minLength: 1, maxLength: 64 }) }, { additionalProperties: false });
 const operationQuery = Type.Object(
   {
-    after: Type.Optional(Type.String({ pattern: '^[0-9]{1,15}$', description: 'The `next` of the page before' })),
+    after: Type.Optional(Type.String({ pattern: '^[0-9]{1,15}$', description: 'The `next` of the previous page' })),
     limit: Type.Optional(Type.Integer({ minimum: 1, maximum: 1000 })),
   },
   { additionalProperties: false },
@@ -55,10 +55,10 @@ const rightToStartOther: Right = {
 function operationOf(core: Core, principal: Principal, id: string): OperationView {
   const view = core.operations.get(id as OperationId);
   if (view !== undefined && maySee(principal, view.operation.store)) return view;
-  throw new StowageError(`there is no operation ${quoted(id)}`, {
+  throw new StowageError(`operation ${quoted(id)} not found`, {
     code: 'not-found',
     reason: 'operation-unknown',
-    action: 'Ended operations are kept for a while only; see: stowage operations',
+    action: 'Stowage keeps ended operations only for a while. List them: stowage operations',
   });
 }
 
@@ -81,7 +81,7 @@ const machineRoutes = (backend: ServerBackend): readonly Route[] => [
     path: '/v1/doctor',
     id: 'examine',
     tag: 'server',
-    summary: 'Check what this machine provides, and how to add what is missing',
+    summary: 'Check the features of this host, and how to add missing ones',
     role: 'admin',
     scope: 'server',
     effect: 'reads',
@@ -99,7 +99,7 @@ const machineRoutes = (backend: ServerBackend): readonly Route[] => [
     path: '/v1/client',
     id: 'listDataPaths',
     tag: 'server',
-    summary: 'The processes that serve the mounts of network stores',
+    summary: 'List the processes that serve the mounts of network stores',
     role: 'admin',
     scope: 'server',
     effect: 'reads',
@@ -121,11 +121,11 @@ const machineRoutes = (backend: ServerBackend): readonly Route[] => [
     path: '/v1/client/upgrade',
     id: 'upgradeDataPaths',
     tag: 'server',
-    summary: 'Replace these processes with ones of this version while mounts are in use',
+    summary: 'Replace these processes with processes of this version while mounts are in use',
     role: 'admin',
     scope: 'server',
     effect: 'acts on the machine',
-    access: { instead: 'Roll out the DaemonSet of the keepers: it replaces them one after the other.' },
+    access: { instead: 'Restart the DaemonSet of the keepers, which replaces them one by one.' },
     deadlineMs: 120_000,
     success: { status: 200, description: 'The new processes', schema: schemas.listOf(schemas.dataPath) },
     handle: async ({ call }) => {
@@ -179,7 +179,8 @@ const operationRoutes = (backend: ServerBackend): readonly Route[] => [
     path: '/v1/operations/{id}/cancel',
     id: 'cancelOperation',
     tag: 'operations',
-    summary: 'Cancel an operation; needs the right to start one of its kind. Partial work is undone or can be repeated',
+    summary:
+      'Cancel an operation; requires the right to start an operation of this kind. Partial work is rolled back or can be repeated',
     role: 'user',
     scope: 'store',
     effect: 'changes volumes',
@@ -217,7 +218,7 @@ const tokenRoutes: readonly Route[] = [
     id: 'createToken',
     tag: 'tokens',
     summary:
-      'Create a token; its secret is in this answer and nowhere else, so a repeated Idempotency-Key gives a new one',
+      'Create a token; only this response contains its secret, so a repeated Idempotency-Key creates a new token',
     role: 'admin',
     scope: 'server',
     effect: 'changes the server',
@@ -237,7 +238,7 @@ const tokenRoutes: readonly Route[] = [
     path: '/v1/tokens/{id}',
     id: 'revokeToken',
     tag: 'tokens',
-    summary: 'Revoke a token at once',
+    summary: 'Revoke a token immediately',
     role: 'admin',
     scope: 'server',
     effect: 'changes the server',

@@ -25,7 +25,7 @@ const trashQuery = Type.Object(
   { additionalProperties: false },
 );
 
-const json = async (core: Core, views: readonly StoreView[], call: Call) => {
+const storesWithState = async (core: Core, views: readonly StoreView[], call: Call) => {
   const names = views.map(({ config }) => config.name);
   const { liveness, catalogue } = core;
   const [silent, rooms] = await Promise.all([liveness.findSilent(names, call), liveness.rooms(names, call)]);
@@ -36,7 +36,8 @@ const json = async (core: Core, views: readonly StoreView[], call: Call) => {
     return storeJson(view, { totals, isSilent: silent.has(name), room, refusal });
   });
 };
-const one = async (core: Core, view: StoreView, call: Call) => (await json(core, [view], call))[0];
+const storeWithState = async (core: Core, view: StoreView, call: Call) =>
+  (await storesWithState(core, [view], call))[0];
 
 export const storeRoutes: readonly Route[] = [
   route({
@@ -53,7 +54,7 @@ export const storeRoutes: readonly Route[] = [
     handle: async ({ core, principal, nodes, call }) => {
       const visible = core.stores.list().filter((view) => maySee(principal, view.config.name));
       const seen = visible.map((view) => redactedView(principal, view));
-      const [own, theirs] = await Promise.all([json(core, seen, call), nodes?.stores(call)]);
+      const [own, theirs] = await Promise.all([storesWithState(core, seen, call), nodes?.stores(call)]);
       if (theirs === undefined) return ok({ items: own, next: null });
       const items = [...own, ...theirs.stores].toSorted((a, b) => (a.name < b.name ? -1 : 1));
       return ok({ items, next: null, unreached: unreachedJson(principal, theirs.unreached) });
@@ -74,7 +75,7 @@ export const storeRoutes: readonly Route[] = [
     handle: async ({ core, body, call }) => {
       await core.stores.add(body.name, body.uri, call);
       if (body.default === true) core.stores.setDefault(body.name);
-      const added = await one(core, core.stores.view(body.name), call);
+      const added = await storeWithState(core, core.stores.view(body.name), call);
       return created(added, { location: `/v1/stores/${body.name}` });
     },
   }),
@@ -95,7 +96,7 @@ export const storeRoutes: readonly Route[] = [
       const isHere = core.stores.list().some(({ config }) => config.name === p.store);
       const theirs = isHere ? undefined : await nodes?.stores(call);
       const found = theirs?.stores.find(({ name }) => name === p.store);
-      return ok(found ?? (await one(core, redactedView(principal, core.stores.view(p.store)), call)));
+      return ok(found ?? (await storeWithState(core, redactedView(principal, core.stores.view(p.store)), call)));
     },
   }),
   route({
@@ -103,7 +104,7 @@ export const storeRoutes: readonly Route[] = [
     path: '/v1/stores/{store}',
     id: 'removeStore',
     tag,
-    summary: 'Remove a store that was added here; its volumes stay on it',
+    summary: 'Remove a store that was added with this API; its volumes are not deleted',
     role: 'admin',
     scope: 'server',
     effect: 'changes the server',
@@ -124,10 +125,10 @@ export const storeRoutes: readonly Route[] = [
     role: 'admin',
     scope: 'server',
     effect: 'changes the server',
-    access: { instead: 'Name the store in a StorageClass, and make that the default one.' },
+    access: { instead: 'Create a StorageClass for the store, and make it the default StorageClass.' },
     params,
     success: { status: 200, description: 'The store', schema: schemas.store },
-    handle: async ({ core, params: p, call }) => ok(await one(core, core.stores.setDefault(p.store), call)),
+    handle: async ({ core, params: p, call }) => ok(await storeWithState(core, core.stores.setDefault(p.store), call)),
   }),
   route({
     method: 'POST',
@@ -143,7 +144,7 @@ export const storeRoutes: readonly Route[] = [
     body: bodies.checking,
     bodyOptional: true,
     // A check with `from` starts containers and enters other network namespaces.
-    further: {
+    additionalRight: {
       when: 'with `from`',
       isNeeded: (body) => (body as Static<typeof bodies.checking> | undefined)?.from !== undefined,
       role: 'admin',
@@ -151,7 +152,7 @@ export const storeRoutes: readonly Route[] = [
       effect: 'acts on the machine',
       access: { resource: 'stores/check', verb: 'update' },
     },
-    success: { status: 200, description: 'Each step', schema: schemas.storeCheck },
+    success: { status: 200, description: 'The result of each step', schema: schemas.storeCheck },
     handle: async ({ core, principal, params: p, body, call, nodes, permit }) => {
       requireStore(principal, p.store);
       const pod = parsePodPlace(body?.from);
@@ -176,7 +177,7 @@ export const storeRoutes: readonly Route[] = [
     operation: 'store.adopt',
     deadlineMs: adoptDeadlineMs,
     tag,
-    summary: 'Rebuild the catalogue from the store, and take in existing directories as volumes',
+    summary: 'Rebuild the catalogue from the store, and adopt existing directories as volumes',
     role: 'admin',
     scope: 'store',
     effect: 'changes volumes',
@@ -196,7 +197,7 @@ export const storeRoutes: readonly Route[] = [
     path: '/v1/stores/{store}/orphans',
     id: 'listOrphans',
     tag,
-    summary: 'List data on the store that belong to no volume, and volumes that lack a part',
+    summary: 'List data on the store that belongs to no volume, and incomplete volumes',
     role: 'viewer',
     scope: 'store',
     effect: 'reads',
@@ -225,7 +226,7 @@ export const storeRoutes: readonly Route[] = [
       description: 'The trash, newest first',
       schema: schemas.listOverStores(
         schemas.trashEntry,
-        'Stores that cannot be used now (silent, not open, or access denied): their trash is not in the list',
+        'Stores that are unavailable (not answering, not open, or access denied): their trash is not in the list',
       ),
     },
     handle: async ({ core, principal, query, call }) => {
@@ -264,7 +265,7 @@ export const storeRoutes: readonly Route[] = [
     id: 'purgeVolume',
     operation: 'trash.purge',
     tag: 'trash',
-    summary: 'Destroy a deleted volume permanently',
+    summary: 'Delete a volume in the trash permanently',
     role: 'admin',
     scope: 'store',
     effect: 'destroys data',

@@ -23,7 +23,7 @@ const query = Type.Object(
     after: Type.Optional(
       Type.String({
         pattern: '^[^/]{1,128}/[^/]{1,128}(?:/[^/]{1,253})?$',
-        description: 'The `next` of the page before',
+        description: 'The `next` of the previous page',
       }),
     ),
     limit: Type.Optional(Type.Integer({ minimum: 1, maximum: 1000 })),
@@ -97,7 +97,7 @@ export const volumeListRoutes: readonly Route[] = [
       description: 'A page of volumes',
       schema: schemas.listOverStores(
         schemas.volume,
-        'Stores that cannot be used now (silent, not open, or access denied): their volumes are listed as they were last seen',
+        'Stores that are unavailable (not answering, not open, or access denied): their volumes are listed as last seen',
       ),
     },
     handle: async ({ core, principal, query: q, nodes, call }) => {

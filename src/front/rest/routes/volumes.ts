@@ -21,7 +21,7 @@ const oneChange = (): StowageError =>
   new StowageError('a request can change either the labels or the enforcement', {
     code: 'invalid',
     reason: 'request-invalid',
-    action: 'Send `labels` or `enforce`, each in a request of its own.',
+    action: 'Send `labels` and `enforce` in separate requests.',
   });
 
 export const volumeRoutes: readonly Route[] = [
@@ -89,14 +89,14 @@ export const volumeRoutes: readonly Route[] = [
     path: '/v1/volumes/{volume}/usage',
     id: 'getVolumeUsage',
     tag,
-    summary: "Measure the volume's own usage",
+    summary: 'Measure the usage of a volume',
     role: 'viewer',
     scope: 'store',
     effect: 'reads',
     access: { resource: 'volumes', verb: 'get' },
     onNodes: true,
     params,
-    success: { status: 200, description: 'Its usage', schema: schemas.usage },
+    success: { status: 200, description: 'The usage', schema: schemas.usage },
     handle: async ({ core, principal, params: p, call }) => {
       const { id } = await resolvePermitted(core, principal, p.volume, call);
       return ok(usageJson(await core.volumes.usage(id, call)));
@@ -108,7 +108,7 @@ export const volumeRoutes: readonly Route[] = [
     id: 'expandVolume',
     operation: 'volume.expand',
     tag,
-    summary: 'Enlarge a volume, mounted or not',
+    summary: 'Expand a volume, even while it is mounted',
     role: 'user',
     scope: 'store',
     effect: 'changes volumes',
@@ -152,7 +152,7 @@ export const volumeRoutes: readonly Route[] = [
     id: 'labelVolume',
     operation: ['volume.label', 'volume.enforce'],
     tag,
-    summary: 'Change labels or enforce the size: one of the two',
+    summary: 'Change the labels or enforce the size (only one per request)',
     role: 'user',
     scope: 'store',
     effect: 'changes volumes',
@@ -181,7 +181,8 @@ export const volumeRoutes: readonly Route[] = [
     id: 'deleteVolume',
     operation: 'volume.delete',
     tag,
-    summary: "Delete a volume; its data are destroyed, kept in the trash or left, as the store's onDelete says",
+    summary:
+      "Delete a volume; the store's onDelete policy decides whether its data is deleted, moved to the trash or retained",
     role: 'user',
     scope: 'store',
     effect: 'destroys data',
@@ -202,7 +203,7 @@ export const volumeRoutes: readonly Route[] = [
     id: 'discardVolume',
     operation: 'volume.delete',
     tag,
-    summary: "Delete a volume that is certainly empty, whatever the store's onDelete says; refuse any other",
+    summary: "Delete a volume only if it is certainly empty, regardless of the store's onDelete policy",
     role: 'user',
     scope: 'store',
     effect: 'changes volumes',
@@ -228,7 +229,7 @@ export const volumeRoutes: readonly Route[] = [
     effect: 'changes volumes',
     access: { resource: 'volumes/uses', verb: 'delete' },
     params: useParams,
-    success: { status: 204, description: 'The host no longer has a record of using it' },
+    success: { status: 204, description: 'The host no longer has a use record of the volume' },
     handle: async ({ core, principal, params: p, call }) => {
       const { id } = await resolvePermitted(core, principal, p.volume, call);
       await core.uses.release(id, p.host, call);
