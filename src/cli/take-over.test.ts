@@ -129,7 +129,7 @@ test('takes over only the named claims', async () => {
 test('an unbound candidate is reported only if it is named', async () => {
   const all = [candidate('gone', 'unclaimed', 'no claim is bound to the PersistentVolume')];
   const named = await takeOver(all, 'silver', 'shop/gone');
-  expect(named).toMatchObject({ status: 1, stdout: 'skipped shop/gone: no claim is bound to it\n' });
+  expect(named).toMatchObject({ status: 1, stdout: 'skipped shop/gone: no claim is bound to the PersistentVolume\n' });
   expect(await takeOver(all, 'silver', '--all')).toMatchObject({ status: 0, stdout: '' });
 });
 

@@ -98,20 +98,17 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     const isConnected = agents.nodes().includes(node);
     // Count the size before the volume exists: otherwise many concurrent requests would all choose the same node.
     stores.addPending(node, store, request.bytes);
-    const created = await agentVolumes.create(node, store, request, scope).catch((thrown: unknown) => {
+    const creating = agentVolumes.create(node, store, request, scope).catch((thrown: unknown) => {
       stores.addPending(node, store, -request.bytes);
-      const { code, reason } = stowageError(thrown);
-      // Refused: this request created nothing. An earlier request to the node may have created a volume, which the cleanup finds.
-      const isRefused =
-        !isConnected || (!errorCodes[code].retry && code !== 'internal') || reasonsForAnotherNode.has(reason);
-      if (isRefused) askedNodes.set(uid, askedBefore);
+      // An earlier request to the node may have created a volume, which the cleanup finds.
+      if (!isConnected || createdNothing(thrown)) askedNodes.set(uid, askedBefore);
       // The reported capacity, which the scheduler uses, is wrong, so check the node's stores again.
       if (canTryAnotherNode(thrown)) stores.add(node);
       throw thrown;
     });
-    const { volume } = created;
+    const { volume, identity: createdIn } = await creating;
     // Ask again instead of using the last report: the store may be at another location since.
-    const identity = created.identity ?? (await getNodeStore(agents, node, volume.store, scope)).identity;
+    const identity = createdIn ?? (await getNodeStore(agents, node, volume.store, scope)).identity;
     return { volume, nodeSelector: nodeSelectorFor(topology), identity };
   }
 
@@ -168,9 +165,8 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     },
     delete: async (volume, scope) => {
       const [node, { handle, store }] = [volumeNodes.nodeOf(volume), handleAndStoreOf(volume)];
-      const outcome = isHandle(handle)
-        ? await agentVolumes.delete(node, handle, volume.metadata.uid, scope)
-        : 'unknown';
+      const { uid } = volume.metadata;
+      const outcome = isHandle(handle) ? await agentVolumes.delete(node, handle, uid, scope) : 'unknown';
       if (outcome === 'unknown' && store !== undefined) await refuseUnlessOpen(node, volume, store, scope);
     },
     retain: async (volume, scope) => await agentVolumes.retain(volumeNodes.nodeOf(volume), handleOf(volume), scope),
@@ -180,6 +176,12 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
       nodeExpansionRequired: false,
     }),
   };
+}
+
+/** The agent refused the request before it created a volume. */
+function createdNothing(thrown: unknown): boolean {
+  const { code, reason } = stowageError(thrown);
+  return (!errorCodes[code].retry && code !== 'internal') || reasonsForAnotherNode.has(reason);
 }
 
 async function getNodeStore(agents: Agents, node: string, store: string, scope: Scope): Promise<ListedStore> {

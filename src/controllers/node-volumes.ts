@@ -100,8 +100,7 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
       const uid = labels[claimLabels.uid] ?? '';
       const [namespace, name] = [labels[claimLabels.namespace] ?? '', labels[claimLabels.name] ?? ''];
       const volume = await ignoreNotFound(client.get(persistentVolumes, { name: volumeNameFor(uid) }, signal));
-      const isOtherVolume = volume !== undefined && !handlesOf(suspect).includes(volume.spec.csi?.volumeHandle ?? '');
-      if (isOtherVolume) continue;
+      if (volume !== undefined && !handlesOf(suspect).includes(volume.spec.csi?.volumeHandle ?? '')) continue;
       const claim = await ignoreNotFound(client.get(claims, { namespace, name }, signal));
       const mayStillBind = claim?.metadata.uid === uid && isUnbound(claim);
       if (volume !== undefined || mayStillBind) suspects.delete(id);

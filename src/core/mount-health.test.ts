@@ -54,7 +54,7 @@ function addMount(
 
 /** A client that reports, for each network, the problem of the keeper that serves it. */
 const nfsParts = {
-  keepers: { trouble: async ({ network = '' }: KeeperKind) => troubles.get(network) },
+  keepers: { problemOf: async ({ network = '' }: KeeperKind) => troubles.get(network) },
 } as unknown as NfsClientParts;
 
 async function mountProblems(

@@ -27,10 +27,9 @@ export function createCreateOperations(context: MountContext, entries: Entries):
   const findCreatedByPredecessor = createPredecessorLookup(context, entries);
   const regularFile = createRegularFile(nfs);
 
-  function cacheName(parent: number, name: Buffer, resolved: ResolvedName): void {
-    const { handle, eventNumber } = resolved;
+  function cacheName(parent: number, name: Buffer, { handle, attributes: found, eventNumber }: ResolvedName): void {
     names.recordOwnChange(parent, keyOf(name), {
-      target: { handle, attributes: resolved.attributes },
+      target: { handle, attributes: found },
       at: clock.elapsed(),
       eventNumber,
     });

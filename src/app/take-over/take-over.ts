@@ -24,6 +24,9 @@ export interface TakeOverOptions extends Pick<TakeOverRequest, 'store' | 'server
 const defaultDeadlineMs = 60_000;
 const [maxAttempts, pauseMs] = [10, 20];
 
+/** The old volume, and the new one if it exists. */
+type CandidateVolumes = readonly [PersistentVolume, PersistentVolume | undefined];
+
 export function createTakeOver(parts: TakeOverOptions): TakeOverService {
   const { client, clock, signal, store, servers, deadlineMs = defaultDeadlineMs } = parts;
   const patches = createVolumePatches(client, signal);
@@ -35,11 +38,7 @@ export function createTakeOver(parts: TakeOverOptions): TakeOverService {
   const volume = (name: string): Promise<PersistentVolume | undefined> =>
     undefinedIfMissing(client.get(persistentVolumes, { name }, signal));
 
-  /** The old volume, and the new one if it exists. */
-  async function getVolumes({
-    from,
-    to,
-  }: TakeOverCandidate): Promise<readonly [PersistentVolume, PersistentVolume | undefined]> {
+  async function getVolumes({ from, to }: TakeOverCandidate): Promise<CandidateVolumes> {
     const [before, after] = await Promise.all([volume(from), volume(to)]);
     if (before === undefined)
       throw notPossible(

@@ -92,11 +92,8 @@ export function createKeeperStarter(options: KeeperStarterOptions): KeeperStarte
     const user = await keeperUser(folder);
     const network = await networkFor(own, { network: kind.network, namespace, instance }, signal);
     const containerOptions = { own, instance, name, user, network, privilegedPorts: kind.privilegedPorts, logOnce };
-    return {
-      user,
-      commandPrefix: [],
-      launch: launchContainer({ ...containerOptions, folder: dirname(socketOf(name)) }),
-    };
+    const launch = launchContainer({ ...containerOptions, folder: dirname(socketOf(name)) });
+    return { user, commandPrefix: [], launch };
   }
 
   async function createFolder(name: string): Promise<void> {

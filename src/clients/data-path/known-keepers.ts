@@ -60,15 +60,8 @@ export function createKnownKeepers(options: KnownKeepersOptions): KnownKeepers {
   const known = new Map<string, KnownKeeper>();
   const keeperLocks = createKeyedLock();
   const closing = new AbortController();
-  const termination = createKeeperTermination({
-    clock,
-    log,
-    stuckMs,
-    starter,
-    onMountsLost,
-    onAbandoned,
-    signal: closing.signal,
-  });
+  const { signal } = closing;
+  const termination = createKeeperTermination({ clock, log, stuckMs, starter, onMountsLost, onAbandoned, signal });
 
   const getOrCreate = (name: string): KnownKeeper => {
     const keeper = known.get(name) ?? newKeeper(name, starter.areExternal ? createDescriptorCopies() : undefined);

@@ -82,7 +82,7 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
         // If the mount may not be accessed, wait for INIT, after which the kernel resets what was set before.
         await (how?.skipServerCheck === true
           ? clock.sleep(initWaitMs, scope.signal)
-          : requireAnswer(mountPoint, scope));
+          : requireAnswer(parts, mountPoint, scope));
         await setReadAhead(await readTable(), mountPoint, scope);
       } catch (cause) {
         using limit = clock.deadline(undoTimeoutMs, unending);
@@ -91,18 +91,6 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
         throw cause;
       }
     });
-  }
-
-  /** Checks that the new mount works. */
-  async function requireAnswer(mountPoint: string, scope: Scope): Promise<void> {
-    try {
-      await parts.accessPath({ path: mountPoint, table: await readTable(), signal: scope.signal }, () =>
-        stat(mountPoint),
-      );
-    } catch (cause) {
-      scope.signal.throwIfAborted();
-      throw cause instanceof StowageError ? cause : noAnswer(cause);
-    }
   }
 
   return {
@@ -154,6 +142,20 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
         source.way.client === 'host' ? undefined : await keepers.problemOf(keeperKindOf(source), scope.signal),
     },
   };
+}
+
+/** Checks that the new mount works. */
+async function requireAnswer(
+  { accessPath, readTable }: NfsClientParts,
+  mountPoint: string,
+  { signal }: Scope,
+): Promise<void> {
+  try {
+    await accessPath({ path: mountPoint, table: await readTable(), signal }, () => stat(mountPoint));
+  } catch (cause) {
+    signal.throwIfAborted();
+    throw cause instanceof StowageError ? cause : noAnswer(cause);
+  }
 }
 
 const refuse = ({ way: { client, quota, sourcePorts } }: NfsSource): void => {

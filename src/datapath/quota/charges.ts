@@ -105,9 +105,8 @@ export function createCharges({ quota, attributes, getattr, waitFor }: ChargesPa
       () => {
         file.ledgerEpoch ??= quota.epoch();
         if (abandonedRequests.has(request)) return quota.recordUsage(bytes, bytes);
-        const { slot: place } = request;
         file.unsettledBytes += bytes;
-        unsettled.set(place, { bytes: bytes + (unsettled.get(place)?.bytes ?? 0), file });
+        unsettled.set(request.slot, { bytes: bytes + (unsettled.get(request.slot)?.bytes ?? 0), file });
       },
       (cause: unknown) => {
         file.bytes -= bytes;

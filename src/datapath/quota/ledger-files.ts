@@ -3,7 +3,7 @@ import type { NfsClient } from '#wire/nfs3/client.ts';
 import { readFully } from '#wire/nfs3/file-reader.ts';
 import { listDirectory } from '#wire/nfs3/listing.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
-import { type Attributes, type FileHandle, fileType, stability } from '#wire/nfs3/structures.ts';
+import { type Attributes, type FileHandle, fileType, stability, type Time } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
 
 /** The directory shared by a volume's nodes. Each call is atomic on the server. */
@@ -140,9 +140,8 @@ export function createLedgerFiles({ nfs, folder, options, temporaryName, ready }
       const found = await find(name);
       if (found === undefined || (ifFingerprint !== undefined && fingerprintOf(found.attributes) !== ifFingerprint))
         return false;
-      const { ctime: seconds, ctimeNs: nanoseconds } = found.attributes;
       try {
-        const guard = ifFingerprint === undefined ? {} : { ifChangedAt: { seconds, nanoseconds } };
+        const guard = ifFingerprint === undefined ? {} : { ifChangedAt: changeTimeOf(found.attributes) };
         await nfs.setattr(found.handle, { mtime: 'now' }, { ...options, ...guard });
         return true;
       } catch (cause) {
@@ -172,5 +171,7 @@ async function findFile(
     throw cause;
   }
 }
+
+const changeTimeOf = ({ ctime: seconds, ctimeNs: nanoseconds }: Attributes): Time => ({ seconds, nanoseconds });
 
 const fingerprintOf = ({ fileId, ctime, ctimeNs }: Attributes): string => `${fileId} ${ctime}.${ctimeNs}`;
