@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { repository } from '#testbed/component.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { rootfs } from '#testbed/rootfs.ts';
 import { runner } from '#testbed/run.ts';
 
@@ -23,7 +23,7 @@ async function compileProfile(profile: string, signal: AbortSignal): Promise<str
   return await run('chroot', [work.path, ...parser, '--names', '/tmp/profile']);
 }
 
-describe.skipIf(needs('root', 'docker'))('the AppArmor profile', () => {
+describe.skipIf(lacks('root', 'docker'))('the AppArmor profile', () => {
   test('is accepted by the AppArmor compiler', { timeout: 120_000 }, async () => {
     const profile = join(repository, 'deploy', 'apparmor', 'stowage');
     expect(await compileProfile(profile, new AbortController().signal)).toBe('stowage\n');

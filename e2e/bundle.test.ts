@@ -6,7 +6,7 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import { repository } from '#testbed/component.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { makeFarNetwork } from '#testing/network-namespaces.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 
@@ -16,7 +16,7 @@ const exec = promisify(execFile);
 const readyWithinMs = 3_000;
 const idleBytes = 120 * 1024 * 1024;
 
-describe.skipIf(needs('linux'))('the installed Stowage bundle', () => {
+describe.skipIf(lacks('linux'))('the installed Stowage bundle', () => {
   let home: Awaited<ReturnType<typeof mkdtempDisposable>>;
   let starts = 0;
 
@@ -77,7 +77,7 @@ describe.skipIf(needs('linux'))('the installed Stowage bundle', () => {
     expect(await resident()).toBeLessThan(idleBytes);
   });
 
-  test.skipIf(needs('root', 'netns'))('reaches a store through another network', async () => {
+  test.skipIf(lacks('root', 'netns'))('reaches a store through another network', async () => {
     await using far = await makeFarNetwork();
     const { server } = await start();
     const uri = `nfs://${far.host}:${far.port}/export?mountport=${far.port}&network=netns:${far.name}`;

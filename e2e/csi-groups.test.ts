@@ -2,7 +2,7 @@ import { chownSync, mkdirSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { grpcClient } from '#testing/grpc-client.ts';
 import { asGroup, everythingOwnedBy, type PodsOfGroups, podsOfGroups } from '#testing/pods-of-groups.ts';
 import {
@@ -14,7 +14,7 @@ import {
 } from './nfs-mount-fixture.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 
-describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup', () => {
+describe.skipIf(lacks('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup', () => {
   let folders: ServerFolders;
   let folder: string;
   let exported: string;

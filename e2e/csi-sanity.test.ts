@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { component } from '#testbed/components.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { run, startStowage } from './stowage.ts';
 
@@ -111,12 +111,12 @@ const newFolder = (name: string): string => {
   return path;
 };
 
-describe.skipIf(needs('csi-sanity', 'mount'))('csi-sanity passes', () => {
+describe.skipIf(lacks('csi-sanity', 'mount'))('csi-sanity passes', () => {
   test('for local.stowage.dev with directory volumes', { timeout: 180_000 }, async () => {
     expectOnlyKnownSkips(await runSanity({ driver: 'local', uri: `local://${newFolder('store')}`, access: 'mount' }));
   });
 
-  describe.skipIf(needs('loop', 'xfs'))('for local.stowage.dev with image volumes', () => {
+  describe.skipIf(lacks('loop', 'xfs'))('for local.stowage.dev with image volumes', () => {
     test.each(['mount', 'block'] as const)('as %s', { timeout: 180_000 }, async (access) => {
       expectOnlyKnownSkips(
         await runSanity({ driver: 'local', uri: `local://${newFolder('store')}?layout=image`, access }),
@@ -124,7 +124,7 @@ describe.skipIf(needs('csi-sanity', 'mount'))('csi-sanity passes', () => {
     });
   });
 
-  describe.skipIf(needs('ganesha', 'fuse', 'root'))('for file.stowage.dev', () => {
+  describe.skipIf(lacks('ganesha', 'fuse', 'root'))('for file.stowage.dev', () => {
     test('with an NFS server and the built-in client', { timeout: 240_000 }, async () => {
       const { signal } = new AbortController();
       const exported = newFolder('export');

@@ -2,7 +2,7 @@ import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { mounted } from '#testing/csi.ts';
 import { type GrpcClient, grpcClient } from '#testing/grpc-client.ts';
 import { createScratchFolder } from '#testing/scratch-folder.ts';
@@ -53,7 +53,7 @@ async function create(client: GrpcClient, mode: Parameters<typeof mounted>[0]): 
   return volume?.volumeId ?? '';
 }
 
-describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('two nodes with one NFS store', () => {
+describe.skipIf(lacks('ganesha', 'fuse', 'root', 'mount'))('two nodes with one NFS store', () => {
   let one: TestNode;
   let other: TestNode;
 
@@ -124,7 +124,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('two nodes with one N
   }, 120_000);
 });
 
-describe.skipIf(needs('mount'))('an ephemeral inline volume', () => {
+describe.skipIf(lacks('mount'))('an ephemeral inline volume', () => {
   test('is deleted with its pod, also after a kill at any moment', async () => {
     const store = join(folder, 'store');
     mkdirSync(store);

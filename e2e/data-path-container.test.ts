@@ -4,7 +4,7 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { repository } from '#testbed/component.ts';
 import { startDockerd } from '#testbed/dockerd.ts';
 import { lastStage } from '#testbed/dockerfile.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { rootfs } from '#testbed/rootfs.ts';
 import { runner } from '#testbed/run.ts';
 import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
@@ -13,7 +13,7 @@ import { run } from '#testing/workloads.ts';
 import { appendLinesScript } from './docker-fixture.ts';
 import { createServerFolders, mountsIn, runCli, startTestServer, waitUntilServing } from './nfs-mount-fixture.ts';
 
-describe.skipIf(needs('root', 'mount', 'docker', 'fuse', 'ganesha'))(
+describe.skipIf(lacks('root', 'mount', 'docker', 'fuse', 'ganesha'))(
   'a container that bind-mounts a volume itself',
   () => {
     const end = new AbortController();

@@ -4,7 +4,7 @@ import { DatabaseSync } from 'node:sqlite';
 import { setTimeout as delay } from 'node:timers/promises';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { eachBounded } from '#base/each-bounded.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { sized } from '#testing/sized.ts';
 import { suiteResources } from './docker-fixture.ts';
 import { type Host, type RemoteNfsServer, startHost, startRemoteNfsServer, stopAtOnceOptions } from './docker-hosts.ts';
@@ -52,7 +52,7 @@ const plans: readonly ContainerPlan[] = Array.from({ length: containers }, (_, i
 }));
 const allVolumes = plans.flatMap(({ volumes }) => volumes);
 
-describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))(
+describe.skipIf(lacks('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))(
   'many volumes of many containers',
   () => {
     let server: RemoteNfsServer;

@@ -8,8 +8,8 @@ import { repository } from '#testbed/component.ts';
 import { dockerCompose } from '#testbed/compose.ts';
 import { type Engine, startDockerd } from '#testbed/dockerd.ts';
 import { buildImage, imageName } from '#testbed/image.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { runInside } from '#testbed/machine.ts';
-import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { appendLinesScript } from './docker-fixture.ts';
 import { ganeshaIn, type InnerNfsServer, waitUntilAnswering } from './stowage-container.ts';
@@ -32,7 +32,7 @@ function documentedCommand(heading: string, start: string): string {
 const nextImage = 'stowage:next';
 const required = ['root', 'docker', 'compose', 'busybox', 'mount', 'fuse', 'ganesha', 'firewall'] as const;
 
-describe.skipIf(needs(...required))('docker compose', () => {
+describe.skipIf(lacks(...required))('docker compose', () => {
   const end = new AbortController();
   const resources = new AsyncDisposableStack();
   const { signal } = end;

@@ -6,8 +6,8 @@ import { loadBusybox } from '#testbed/busybox.ts';
 import { repository } from '#testbed/component.ts';
 import { type Engine, startDockerd } from '#testbed/dockerd.ts';
 import { buildImage, imageName } from '#testbed/image.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { runInside } from '#testbed/machine.ts';
-import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { appendLinesScript } from './docker-fixture.ts';
 import {
@@ -59,7 +59,7 @@ const nextImage = 'stowage:next';
 const exports = [{ tag: 'silver' }, { tag: 'low', privilegedPort: true }, { tag: 'far' }] as const;
 const required = ['root', 'docker', 'busybox', 'mount', 'fuse', 'ganesha'] as const;
 
-describe.skipIf(needs(...required))('Stowage as a container', () => {
+describe.skipIf(lacks(...required))('Stowage as a container', () => {
   const end = new AbortController();
   const resources = new AsyncDisposableStack();
   let engine: Engine;

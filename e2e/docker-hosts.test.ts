@@ -1,13 +1,13 @@
 import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { beforeAll, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { suiteResources } from './docker-fixture.ts';
 import { type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
 import { pollOptions, runCli } from './nfs-mount-fixture.ts';
 
 /** Two machines, each with its own Docker engine and Stowage, and an NFS server that both reach over the network. */
-describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))('Docker on two hosts', () => {
+describe.skipIf(lacks('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))('Docker on two hosts', () => {
   let server: RemoteNfsServer;
   let one: Host;
   let two: Host;

@@ -9,8 +9,8 @@ import { loadBusybox } from '#testbed/busybox.ts';
 import { repository } from '#testbed/component.ts';
 import { type Engine, startDockerd } from '#testbed/dockerd.ts';
 import { buildImage, imageName } from '#testbed/image.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { runInside } from '#testbed/machine.ts';
-import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { createApi } from '#testing/server.ts';
 import { appendLinesScript } from './docker-fixture.ts';
@@ -19,7 +19,7 @@ import { ganeshaIn, type InnerNfsServer, startStowageIn } from './stowage-contai
 const required = ['root', 'docker', 'busybox', 'mount', 'fuse', 'ganesha'] as const;
 const forms = ['a container', 'a managed plugin'] as const;
 
-describe.skipIf(needs(...required))('an engine that restarts while its containers keep running', () => {
+describe.skipIf(lacks(...required))('an engine that restarts while its containers keep running', () => {
   describe.each(forms)('with Stowage as %s', (form) => {
     const end = new AbortController();
     const resources = new AsyncDisposableStack();

@@ -3,8 +3,8 @@ import { join } from 'node:path';
 import { beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import { loadBusybox } from '#testbed/busybox.ts';
 import type { TestEngine } from '#testbed/engine-machine.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { runInside } from '#testbed/machine.ts';
-import { needs } from '#testbed/needs.ts';
 import { expectFailure, startEngine, suiteResources, worldReadableFolder } from './docker-fixture.ts';
 import { killKeepers, pollOptions } from './nfs-mount-fixture.ts';
 import { type StorageNetwork, startStorageNetwork, storageHost, storagePort } from './storage-network.ts';
@@ -21,7 +21,7 @@ interface Step {
 }
 
 describe.each(['docker', 'podman'] as const)('%s', (kind) => {
-  describe.skipIf(needs('root', kind, 'busybox', 'mount', 'fuse', 'firewall'))(
+  describe.skipIf(lacks('root', kind, 'busybox', 'mount', 'fuse', 'firewall'))(
     'a store in a network of the engine',
     () => {
       let testFolder: string;

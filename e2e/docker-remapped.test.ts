@@ -1,10 +1,10 @@
 import { chown } from 'node:fs/promises';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { type Host, type RemoteNfsServer, startHost, startRemoteNfsServer, stopAtOnceOptions } from './docker-hosts.ts';
 import { runCli } from './nfs-mount-fixture.ts';
 
-describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))('Docker that remaps users', () => {
+describe.skipIf(lacks('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))('Docker that remaps users', () => {
   let server: RemoteNfsServer;
   let host: Host;
   const abort = new AbortController();

@@ -1,7 +1,7 @@
 import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { beforeAll, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { suiteResources } from './docker-fixture.ts';
 import { type Host, type RemoteNfsServer, startHost, startRemoteNfsServer, stopAtOnceOptions } from './docker-hosts.ts';
 import { dataPath, killKeepers, pollOptions, runCli, waitUntilServing } from './nfs-mount-fixture.ts';
@@ -18,7 +18,7 @@ const appendScript = `
 /** Docker retries calls to a plugin that is down for 15 s, and for longer when a container ends. */
 const maxPluginRetryMs = 15_000;
 
-describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))('containers that use volumes', () => {
+describe.skipIf(lacks('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))('containers that use volumes', () => {
   let server: RemoteNfsServer;
   const { all, signal } = suiteResources();
 

@@ -6,7 +6,7 @@ import { beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import { loadBusybox } from '#testbed/busybox.ts';
 import type { TestEngine } from '#testbed/engine-machine.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { expectFailure, startEngine, suiteResources, worldReadableFolder } from './docker-fixture.ts';
 import { mountsIn, pollOptions } from './nfs-mount-fixture.ts';
@@ -26,7 +26,7 @@ const volumeOf = (kind: 'docker' | 'podman', name: string): readonly string[] =>
 const stopAtOnceOptions = ['--stop-signal', 'KILL'];
 
 describe.each(['docker', 'podman'] as const)('%s', (kind) => {
-  describe.skipIf(needs(kind, 'busybox', 'mount', 'fuse', 'ganesha'))('with volumes', () => {
+  describe.skipIf(lacks(kind, 'busybox', 'mount', 'fuse', 'ganesha'))('with volumes', () => {
     let testFolder: string;
     let engine: TestEngine;
     let nfs: NfsServer;

@@ -5,8 +5,8 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { repository } from '#testbed/component.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
-import { needs } from '#testbed/needs.ts';
 
 const exec = promisify(execFile);
 
@@ -97,7 +97,7 @@ const withoutVariableParts = (text: string): string =>
 /** The names in lines such as `ok  kernel: Linux 6.18`. If the document's list ends in …, only these names must occur. */
 const namesIn = (text: string): string[] => [...text.matchAll(/^\w+ +([^:\n]+):/gm)].map(([, name = '']) => name);
 
-describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('the session in a document', () => {
+describe.skipIf(lacks('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('the session in a document', () => {
   test.each(['README.md', 'docs/getting-started.md'])(
     'works as shown: %s',
     async (document) => {

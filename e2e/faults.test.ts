@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { run, type Stowage, startStowage } from './stowage.ts';
 
 const exec = promisify(execFile);
@@ -26,7 +26,7 @@ async function start(options: Partial<Parameters<typeof startStowage>[0]> = {}):
   return server;
 }
 
-describe.skipIf(needs('linux'))('a second Stowage server', () => {
+describe.skipIf(lacks('linux'))('a second Stowage server', () => {
   test('on the same state folder is refused, with the reason', async () => {
     const first = await start();
     const second = await run('bin/stowage', [
@@ -83,7 +83,7 @@ describe.skipIf(needs('linux'))('a second Stowage server', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('a store whose directory disappears', () => {
+describe.skipIf(lacks('linux'))('a store whose directory disappears', () => {
   test('returns clear errors, loses no record, and works again when the directory is back', async () => {
     const root = join(testFolder, 'data');
     await mkdir(root);
@@ -109,7 +109,7 @@ describe.skipIf(needs('linux'))('a store whose directory disappears', () => {
   });
 });
 
-describe.skipIf(needs('linux', 'root', 'mount'))('a full disk', () => {
+describe.skipIf(lacks('linux', 'root', 'mount'))('a full disk', () => {
   test('is reported, and the volume that did not fit leaves no files', async () => {
     const root = join(testFolder, 'data');
     await mkdir(root);
@@ -138,7 +138,7 @@ describe.skipIf(needs('linux', 'root', 'mount'))('a full disk', () => {
   });
 });
 
-describe.skipIf(needs('linux', 'root', 'mount'))('a busy mount', () => {
+describe.skipIf(lacks('linux', 'root', 'mount'))('a busy mount', () => {
   test('prevents the deletion, renaming and unmounting of its volume, and the error names the process that uses it', async () => {
     const server = await start();
     const target = join(testFolder, 'target');

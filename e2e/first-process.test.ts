@@ -6,8 +6,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout } from 'node:timers/promises';
 import { describe, expect, onTestFinished, test } from 'vitest';
+import { lacks } from '#testbed/lacks.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
-import { needs } from '#testbed/needs.ts';
 import { program } from './stowage.ts';
 
 interface FirstProcess {
@@ -76,7 +76,7 @@ function handlesSigterm(pid: number): boolean {
   return (BigInt(`0x${caught}`) & (1n << 14n)) !== 0n;
 }
 
-describe.skipIf(needs('root'))('the first process of a container', () => {
+describe.skipIf(lacks('root'))('the first process of a container', () => {
   test.each(['node', 'up', 'controller', 'keeper'])(
     'handles SIGTERM from its first moment on: %s',
     { timeout: 120_000 },

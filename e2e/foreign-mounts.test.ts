@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 
 const exec = promisify(execFile);
@@ -33,7 +33,7 @@ async function mount(...args: string[]): Promise<void> {
   cleanups.push(() => exec('umount', [args.at(-1) ?? '']));
 }
 
-describe.skipIf(needs('linux', 'root', 'mount'))('a mount made by another program', () => {
+describe.skipIf(lacks('linux', 'root', 'mount'))('a mount made by another program', () => {
   test('at the path of a former volume target is left alone when Stowage stops', async () => {
     const stowage = await start();
     const target = join(testFolder, 'target');
@@ -74,7 +74,7 @@ describe.skipIf(needs('linux', 'root', 'mount'))('a mount made by another progra
   });
 });
 
-describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a loop device made by another program', () => {
+describe.skipIf(lacks('linux', 'root', 'mount', 'loop', 'ext4'))('a loop device made by another program', () => {
   test('prevents the deletion of its image, and survives a restart if its file is in a volume', async () => {
     const stowage = await start();
     const images = join(testFolder, 'images');
@@ -105,7 +105,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a loop device 
   });
 });
 
-describe.skipIf(needs('linux'))('a store', () => {
+describe.skipIf(lacks('linux'))('a store', () => {
   test('is refused if its directory is, contains or is inside another store’s directory or the state folder', async () => {
     const stowage = await start();
     const outer = join(testFolder, 'outer');

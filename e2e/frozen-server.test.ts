@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { type Answer, type Stowage, startStowage } from './stowage.ts';
 
@@ -79,7 +79,7 @@ async function repeatUntil<T>(waiting: Promise<T>, work: (round: number) => Prom
   return await waiting;
 }
 
-describe.skipIf(needs('linux', 'root', 'ganesha'))('an NFS server that hangs', () => {
+describe.skipIf(lacks('linux', 'root', 'ganesha'))('an NFS server that hangs', () => {
   beforeAll(async () => {
     testFolder = await realpath(await mkdtemp(join(tmpdir(), 'stowage-frozen-')));
     await chmod(testFolder, 0o755);

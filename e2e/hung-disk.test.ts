@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { mountImage } from '#testing/loop-mount.ts';
 import { type Answer, type Stowage, startStowage } from './stowage.ts';
 
@@ -58,7 +58,7 @@ async function freeze(): Promise<() => Promise<void>> {
 const create = (server: Stowage, store: string, name: string): Promise<Answer> =>
   server.api('POST', '/v1/volumes', { store, name });
 
-describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a disk that does not answer', () => {
+describe.skipIf(lacks('linux', 'root', 'mount', 'loop', 'ext4'))('a disk that does not answer', () => {
   test('delays only requests for its own store, and everything works again when the disk is back', async () => {
     const server = await startServer();
     expect((await create(server, 'slow', 'before')).status).toBe(201);

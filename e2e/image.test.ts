@@ -5,11 +5,11 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { repository } from '#testbed/component.ts';
 import { type Engine, startDockerd } from '#testbed/dockerd.ts';
 import { buildImage, imageName } from '#testbed/image.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 
 const { version } = JSON.parse(readFileSync(join(repository, 'package.json'), 'utf8')) as { version: string };
 
-describe.skipIf(needs('root', 'docker'))('the container image', () => {
+describe.skipIf(lacks('root', 'docker'))('the container image', () => {
   const end = new AbortController();
   let engine: Engine;
 
@@ -99,7 +99,7 @@ describe.skipIf(needs('root', 'docker'))('the container image', () => {
   ];
   const loops = ['--device-cgroup-rule', 'b 7:* rmw', '--device', '/dev/loop-control'];
 
-  test.skipIf(needs('loop', 'ext4'))('mounts as root with a single capability', async () => {
+  test.skipIf(lacks('loop', 'ext4'))('mounts as root with a single capability', async () => {
     await start('mounter', ...mounting, ...loops);
     await untilHealthy('mounter');
     const stowage = (...args: readonly string[]): Promise<string> =>

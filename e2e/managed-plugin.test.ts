@@ -9,14 +9,14 @@ import { loadBusybox } from '#testbed/busybox.ts';
 import { repository } from '#testbed/component.ts';
 import { type Engine, startDockerd } from '#testbed/dockerd.ts';
 import { buildImage, imageName } from '#testbed/image.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { runInside } from '#testbed/machine.ts';
-import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { ganeshaIn, type InnerNfsServer, volumesBelow } from './stowage-container.ts';
 
 const required = ['root', 'docker', 'busybox', 'mount', 'fuse', 'ganesha'] as const;
 
-describe.skipIf(needs(...required))('Stowage as a managed plugin', () => {
+describe.skipIf(lacks(...required))('Stowage as a managed plugin', () => {
   const end = new AbortController();
   const resources = new AsyncDisposableStack();
   let engine: Engine;

@@ -3,7 +3,7 @@ import { copyFile, mkdir, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { type FarNetwork, makeFarNetwork } from '#testing/network-namespaces.ts';
 import {
   createServerFolders,
@@ -25,7 +25,7 @@ async function expectSameFiles(mountPoint: string, exported: string): Promise<vo
   expect((await run('cat', [join(mountPoint, 'from-there')], { timeout: 10_000 })).stdout).toBe('there\n');
 }
 
-describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'openssl'))(
+describe.skipIf(lacks('linux', 'root', 'mount', 'fuse', 'openssl'))(
   'the data path’s connection to the NFS server',
   () => {
     test('uses TLS, and only the data path gets the certificates', { timeout: 60_000 }, async () => {
@@ -115,7 +115,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'openssl'))(
   },
 );
 
-describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'netns'))('a store in another network', () => {
+describe.skipIf(lacks('linux', 'root', 'mount', 'fuse', 'netns'))('a store in another network', () => {
   let far: FarNetwork;
   beforeAll(async () => {
     far = await makeFarNetwork();

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { cutNetwork } from '#testing/cut-network.ts';
 import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
 import { makeFarNetwork } from '#testing/network-namespaces.ts';
@@ -80,7 +80,7 @@ async function expectNothingBlocked(
     .toMatch(/^hosts +-$/m);
 }
 
-describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted volume of an NFS store', () => {
+describe.skipIf(lacks('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted volume of an NFS store', () => {
   const ganesha = ganeshaFolders('nfs-mount');
 
   async function mountVolume(uriOptions = ''): Promise<MountedVolume & { readonly exported: string }> {
@@ -257,7 +257,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted v
   });
 });
 
-describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'netns', 'firewall'))(
+describe.skipIf(lacks('linux', 'root', 'mount', 'fuse', 'netns', 'firewall'))(
   'a mounted volume behind a network that drops all packets',
   () => {
     test('delays no command, and a forced unmount ends blocked processes', { timeout: 150_000 }, async () => {

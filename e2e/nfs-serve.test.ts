@@ -4,7 +4,7 @@ import { chmod, chown, mkdir, readdir, readFile, stat, writeFile } from 'node:fs
 import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { asOrdinaryUser, ordinaryUid } from '#testbed/ordinary-user.ts';
 import { openExport, rpcTo, user } from '#testing/nfs-export.ts';
 import { mountProgram, mountVersion } from '#wire/nfs3/mount.ts';
@@ -26,7 +26,7 @@ async function mountExport(
   return open;
 }
 
-describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
+describe.skipIf(lacks('linux', 'libnfs'))('stowage nfs serve', () => {
   test('serves the libnfs tools', async () => {
     const { top, exported, serve } = await createNfsServeFixture();
     const serving = await serve();
@@ -38,7 +38,7 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
     expect(serving.stderr()).toBe('');
   });
 
-  test.skipIf(needs('root', 'ordinary-user'))(
+  test.skipIf(lacks('root', 'ordinary-user'))(
     'admits only clients of its own user, unless --allow names others',
     async () => {
       const { exported, serve } = await createNfsServeFixture();
@@ -54,7 +54,7 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
     },
   );
 
-  test.skipIf(needs('ipv6'))(
+  test.skipIf(lacks('ipv6'))(
     'is reachable for allowed clients over IPv6, and over IPv4 and IPv6 together',
     async () => {
       const { serve } = await createNfsServeFixture();
@@ -84,7 +84,7 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
     expect(await readdir(exported)).toEqual(['file']);
   });
 
-  test.skipIf(needs('root'))('performs calls as the configured user', async () => {
+  test.skipIf(lacks('root'))('performs calls as the configured user', async () => {
     const { top, exported, serve } = await createNfsServeFixture();
     const allowHost = ['--allow', host];
     await writeFile(join(top, 'f'), 'x');
@@ -108,7 +108,7 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('stowage nfs serve as a process', () => {
+describe.skipIf(lacks('linux'))('stowage nfs serve as a process', () => {
   test('prints what is exported, and how to use it', async () => {
     const { top, exported, serve } = await createNfsServeFixture();
     const { port } = await serve();
@@ -171,7 +171,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve as a process', () => {
   });
 });
 
-describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordinary user', () => {
+describe.skipIf(lacks('linux', 'ordinary-user'))('stowage nfs serve as an ordinary user', () => {
   test('keeps a secret for each directory in the state folder, and serves only that user', async () => {
     const { top, exported, serve } = await createNfsServeFixture();
     const isRoot = process.getuid?.() === 0;
@@ -209,7 +209,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordina
     expect((await stat(join(states, secretFolders[0] ?? ''))).mode & 0o777).toBe(0o700);
   });
 
-  test.skipIf(needs('root', 'netns'))('may not use ports below 1024', async () => {
+  test.skipIf(lacks('root', 'netns'))('may not use ports below 1024', async () => {
     const { top, exported } = await createNfsServeFixture();
     await chown(top, ordinaryUid, ordinaryUid);
     await chmod(exported, 0o755);
@@ -233,7 +233,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordina
   });
 });
 
-describe.skipIf(needs('linux'))('stowage nfs serve refuses', () => {
+describe.skipIf(lacks('linux'))('stowage nfs serve refuses', () => {
   // src/app/nfs-plan.test.ts has the other cases.
   test('a directory that does not exist', async () => {
     const { top } = await createNfsServeFixture();
@@ -267,7 +267,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve refuses', () => {
   });
 });
 
-describe.skipIf(needs('linux', 'openssl'))('stowage nfs serve with TLS', () => {
+describe.skipIf(lacks('linux', 'openssl'))('stowage nfs serve with TLS', () => {
   /** A self-signed certificate with its key. */
   function certificate(folder: string, name: string): { readonly cert: string; readonly key: string } {
     const [key, cert] = [join(folder, `${name}.key`), join(folder, `${name}.pem`)];

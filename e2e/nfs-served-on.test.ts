@@ -3,12 +3,12 @@ import { once } from 'node:events';
 import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
+import { lacks } from '#testbed/lacks.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
-import { needs } from '#testbed/needs.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { createServerFolders, runCli, startTestServer } from './nfs-mount-fixture.ts';
 
-describe.skipIf(needs('root', 'mount', 'fuse', 'ganesha'))(
+describe.skipIf(lacks('root', 'mount', 'fuse', 'ganesha'))(
   'a volume that another mount namespace still has mounted',
   () => {
     const exported = ganeshaFolders('served-on');

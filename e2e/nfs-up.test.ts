@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { freePorts } from '#testbed/daemon.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { asOrdinaryUser, ordinaryUid } from '#testbed/ordinary-user.ts';
 import { program, run, type Stowage, startStowage } from './stowage.ts';
 
@@ -59,7 +59,7 @@ async function create(server: Stowage, store: string, name: string): Promise<voi
   expect(status, JSON.stringify(body)).toBe(201);
 }
 
-describe.skipIf(needs('linux'))('stowage up --nfs', () => {
+describe.skipIf(lacks('linux'))('stowage up --nfs', () => {
   test('provides a network store that works at once, and is the same after a restart', async () => {
     const state = await newState();
     const first = await startWithNfs(state);
@@ -172,7 +172,7 @@ describe.skipIf(needs('linux'))('stowage up --nfs', () => {
     await outputOf(server.cli('store', 'add', 'reader', nfsUri('/export', '&readOnly=true')));
   });
 
-  test.skipIf(needs('ordinary-user'))('works without root', async () => {
+  test.skipIf(lacks('ordinary-user'))('works without root', async () => {
     const state = await newState();
     const top = join(state, '..');
     await mkdir(join(top, 'home'));

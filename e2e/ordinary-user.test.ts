@@ -7,7 +7,7 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { childrenOf, commandTree } from '#cli/command-tree.ts';
 import { createProgram } from '#cli/program.ts';
 import { type ErrorCode, errorCodes } from '#core/error-codes.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { asOrdinaryUser, ordinaryUid } from '#testbed/ordinary-user.ts';
 import { program, type Stowage, startStowage } from './stowage.ts';
 
@@ -17,7 +17,7 @@ const everyCommand = commandTree(createProgram({ version: '', program: 'stowage'
   .map(({ path }) => path.join(' '));
 
 /** Runs every command in the order of the documentation. Each command uses the results of earlier ones. */
-describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () => {
+describe.skipIf(lacks('linux', 'ordinary-user'))('a user who is not root', () => {
   const testedCommands = new Set(['up', 'node', 'controller']);
   let home: string;
   let command: readonly [string, ...string[]];

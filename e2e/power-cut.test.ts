@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { promisify } from 'node:util';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { mountImage } from '#testing/loop-mount.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 
@@ -58,7 +58,7 @@ async function createMachine(
 const names = async (server: Stowage, path: string): Promise<string[]> =>
   ((await server.api('GET', path)).body['items'] as { name: string }[]).map(({ name }) => name);
 
-describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'ext4'))('a power cut', () => {
+describe.skipIf(lacks('linux', 'root', 'mount', 'loop', 'xfs', 'ext4'))('a power cut', () => {
   test.each(['xfs', 'ext4'])('loses no acknowledged change (%s)', async (filesystem) => {
     const { disk, start, cut } = await createMachine(filesystem);
     const before = await start();

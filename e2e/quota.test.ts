@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { setTimeout } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
 import {
   createServerFolders,
@@ -37,7 +37,7 @@ async function df(mountPoint: string): Promise<{ readonly size: number; readonly
   return { size, used };
 }
 
-describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume whose size is enforced', () => {
+describe.skipIf(lacks('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume whose size is enforced', () => {
   const ganesha = ganeshaFolders('quota');
 
   async function startNode(

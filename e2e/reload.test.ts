@@ -2,7 +2,7 @@ import { mkdir, mkdtemp, readFile, realpath, rm, writeFile } from 'node:fs/promi
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { run, type Stowage, startStowage } from './stowage.ts';
 
 let testFolder: string;
@@ -32,7 +32,7 @@ async function stores(server: Stowage): Promise<readonly ListedStore[]> {
 }
 const names = async (server: Stowage): Promise<string[]> => (await stores(server)).map((store) => store.name);
 
-describe.skipIf(needs('linux'))('SIGHUP', () => {
+describe.skipIf(lacks('linux'))('SIGHUP', () => {
   test('applies the changed configuration file without a restart', async () => {
     await writeFile(config, `stores:\n  a: local://${testFolder}/a\n  b: local://${testFolder}/b\n`);
     const server = await start();
@@ -89,7 +89,7 @@ describe.skipIf(needs('linux'))('SIGHUP', () => {
   });
 });
 
-describe.skipIf(needs('mount'))('SIGHUP while volumes are mounted', () => {
+describe.skipIf(lacks('mount'))('SIGHUP while volumes are mounted', () => {
   test('keeps a store that was removed from the file or changed until its volumes are unmounted', async () => {
     await writeFile(config, `stores:\n  a: local://${testFolder}/a\n  b: local://${testFolder}/b\n`);
     const server = await start();
@@ -108,7 +108,7 @@ describe.skipIf(needs('mount'))('SIGHUP while volumes are mounted', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('an invalid configuration', () => {
+describe.skipIf(lacks('linux'))('an invalid configuration', () => {
   test('prevents the start of the server; the error has file, line, column and what to do', async () => {
     await writeFile(config, 'version: 1\nstores:\n  a: local:///x\n  a: local:///y\n');
     const args = ['up', '--state', join(testFolder, 'state'), '--listen', 'none', '--config', config];

@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Compile } from 'typebox/schema';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { needs, toolPath } from '#testbed/needs.ts';
+import { lacks, toolPath } from '#testbed/lacks.ts';
 import { asOrdinaryUser, ordinaryUid } from '#testbed/ordinary-user.ts';
 import { sized } from '#testing/sized.ts';
 import { type Answer, type CommandResult, program, type Stowage, startStowage } from './stowage.ts';
@@ -26,7 +26,7 @@ const excludedCheck = 'ensure_resource_availability';
  * stream, which doesn't end. The server runs as an ordinary user, because generated stores and mount targets could harm the
  * machine. An ordinary user cannot mount, so the tests below check mounts.
  */
-describe.skipIf(needs('schemathesis', 'ordinary-user', 'linux'))('schemathesis', () => {
+describe.skipIf(lacks('schemathesis', 'ordinary-user', 'linux'))('schemathesis', () => {
   const examples = sized({
     usual: { admin: 12, revoking: 8, user: 10 },
     long: { admin: 40, revoking: 20, user: 30 },
@@ -99,7 +99,7 @@ describe.skipIf(needs('schemathesis', 'ordinary-user', 'linux'))('schemathesis',
 });
 
 /** Compares answers to real requests with the OpenAPI document. */
-describe.skipIf(needs('mount'))('the API’s mount routes', () => {
+describe.skipIf(lacks('mount'))('the API’s mount routes', () => {
   let folder: string;
   let server: Stowage;
   // biome-ignore lint/suspicious/noExplicitAny: a parsed JSON document

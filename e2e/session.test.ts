@@ -2,7 +2,7 @@ import { mkdir, mkdtemp, readFile, realpath, rm, writeFile } from 'node:fs/promi
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { needs, toolPath } from '#testbed/needs.ts';
+import { lacks, toolPath } from '#testbed/lacks.ts';
 import { program, run, type Stowage, startStowage } from './stowage.ts';
 
 interface StartedServer {
@@ -37,7 +37,7 @@ async function df(path: string): Promise<string> {
   return stdout.split('\n')[1]?.trim() ?? '';
 }
 
-describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('in the session of the README,', () => {
+describe.skipIf(lacks('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('in the session of the README,', () => {
   test('an image volume has its size, holds data, and grows while it is mounted', async () => {
     const { server, top } = await startServer();
     const images = join(top, 'images');
@@ -89,7 +89,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('in the se
   });
 });
 
-describe.skipIf(needs('linux'))('a first start', () => {
+describe.skipIf(lacks('linux'))('a first start', () => {
   test('prints where it listens, and which store is the default', async () => {
     const { server, top } = await startServer();
     expect(server.output().split('\n')[0]).toMatch(/^stowage ready in \d+\.\d s$/);
@@ -142,7 +142,7 @@ async function expectToWork(lines: readonly string[], ...env: readonly string[])
   }
 }
 
-describe.skipIf(needs('linux'))('help', () => {
+describe.skipIf(lacks('linux'))('help', () => {
   test('shows how to delete everything with a label, in a way that also works when no volume has the label', async () => {
     const { server, socket } = await startServer();
     const [, line = ''] =
@@ -168,7 +168,7 @@ describe.skipIf(needs('linux'))('help', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('existing directories', () => {
+describe.skipIf(lacks('linux'))('existing directories', () => {
   test('become volumes in place, one by one or all at once', async () => {
     const { server, top } = await startServer();
     for (const name of ['one', 'two', 'three']) await mkdir(join(top, 'data', name), { recursive: true });
@@ -191,7 +191,7 @@ describe.skipIf(needs('linux'))('existing directories', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('a system that is not Linux', () => {
+describe.skipIf(lacks('linux'))('a system that is not Linux', () => {
   test('runs every command except mounts, and reports why it can’t mount', async () => {
     // Replaces process.platform only. The kernel is still Linux.
     const fakePlatform = "data:text/javascript,Object.defineProperty(process,'platform',{value:'darwin'})";
@@ -214,7 +214,7 @@ describe.skipIf(needs('linux'))('a system that is not Linux', () => {
   });
 });
 
-describe.skipIf(needs('linux', 'node26'))('Node 26', () => {
+describe.skipIf(lacks('linux', 'node26'))('Node 26', () => {
   test('runs the server and the command line from the sources', async () => {
     const main = join(program, '../../src/app/main.ts');
     const { server } = await startServer(() => [toolPath('node26'), '--disable-warning=ExperimentalWarning', main]);

@@ -4,12 +4,12 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { expect, onTestFinished, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { call, startStowage } from './stowage.ts';
 
 const run = promisify(execFile);
 
-test.skipIf(needs('root', 'mount'))(
+test.skipIf(lacks('root', 'mount'))(
   'only root can reach volumes in the state folder, regardless of the folder’s creator and mode',
   async () => {
     const state = await mkdtemp(join(tmpdir(), 'stowage-state-'));

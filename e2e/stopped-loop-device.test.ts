@@ -2,14 +2,14 @@ import { statfsSync, statSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { stoppedLoopDevice } from '#testing/stopped-loop-device.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 
 const mib = 2 ** 20;
 
-describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
+describe.skipIf(lacks('linux', 'root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
   'next to a mounted loop device of another program whose FUSE server is stopped',
   { timeout: 300_000 },
   () => {

@@ -3,7 +3,7 @@ import { cp, mkdtempDisposable, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { toolPath } from '#testbed/needs.ts';
+import { toolPath } from '#testbed/lacks.ts';
 import { chart } from './manifests.ts';
 
 /** Renders a chart with a real Helm. `values` maps paths to JSON values. */

@@ -2,7 +2,7 @@ import { execFile } from 'node:child_process';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { parseAllDocuments } from 'yaml';
-import { needs, toolPath } from '#testbed/needs.ts';
+import { lacks, toolPath } from '#testbed/lacks.ts';
 import { chart } from './manifests.ts';
 
 interface Agent {
@@ -42,7 +42,7 @@ function scrapedPort({ metadata, spec }: Kubernetes, all: readonly Kubernetes[])
   )}`;
 }
 
-describe.skipIf(needs('helm'))('the metrics port of agents, rendered by Helm,', () => {
+describe.skipIf(lacks('helm'))('the metrics port of agents, rendered by Helm,', () => {
   async function rendered(...values: readonly string[]) {
     const words = [
       'template',

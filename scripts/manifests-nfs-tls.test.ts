@@ -1,7 +1,7 @@
 import { X509Certificate } from 'node:crypto';
 import { describe, expect, test } from 'vitest';
 import { parseAllDocuments } from 'yaml';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { notes, rendered } from './manifests-helm.ts';
 
 interface RenderedObject {
@@ -49,7 +49,7 @@ const keysOf = (
 const argsOf = (things: readonly RenderedObject[]): readonly string[] =>
   find(things, 'StatefulSet', 'stowage-nfs')?.spec?.template?.spec.containers[0]?.args ?? [];
 
-describe.skipIf(needs('helm'))('the certificates of the embedded NFS server, rendered by Helm,', () => {
+describe.skipIf(lacks('helm'))('the certificates of the embedded NFS server, rendered by Helm,', () => {
   test('have one authority and three certificates: for the server, for Stowage, and for mounts, which the server restricts', async () => {
     const things = await renderObjects();
     const of = certificatesIn(things);

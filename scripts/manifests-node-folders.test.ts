@@ -1,6 +1,6 @@
 import { describe, expect, test } from 'vitest';
 import { parseAllDocuments } from 'yaml';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { rendered } from './manifests-helm.ts';
 
 interface Agent {
@@ -47,7 +47,7 @@ const at = (...places: readonly string[]): Readonly<Record<string, unknown>> => 
   stores: places.map((place, index) => ({ name: `s${index}`, uri: `local://${place}` })),
 });
 
-describe.skipIf(needs('helm'))('the node folders that agents mount, rendered by Helm,', () => {
+describe.skipIf(lacks('helm'))('the node folders that agents mount, rendered by Helm,', () => {
   test('contain the stores, but the stores’ own folders are never created, because their disk may not be mounted', async () => {
     expect(await nodeFolders(at('/mnt/disk1/vols'))).toEqual(['/mnt/disk1']);
     expect(await nodeFolders(at('/mnt/disk1/vols/', '/mnt//disk2/my%20vols'))).toEqual(['/mnt/disk1', '/mnt/disk2']);

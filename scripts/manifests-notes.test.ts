@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { notes, rendered } from './manifests-helm.ts';
 
 const open = 'every pod that can connect to the embedded NFS server can read and write all of its volumes';
@@ -12,7 +12,7 @@ const certificates = 'have the chart make certificates: --set embeddedNFS.tls.en
 const reach = 'every pod of the cluster could read and write all volumes of the embedded NFS server';
 const accept = 'where something else keeps others out, or for a trial, accept it: --set embeddedNFS.insecure=true';
 
-describe.skipIf(needs('helm'))('the notes of an installation, rendered by Helm,', () => {
+describe.skipIf(lacks('helm'))('the notes of an installation, rendered by Helm,', () => {
   test('report an open embedded NFS server if the values accept it', async () => {
     expect(await notes()).not.toContain(open);
     expect(await notes({ ...server, ...insecure })).toContain(open);

@@ -4,7 +4,7 @@ import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { parse, parseAllDocuments } from 'yaml';
 import { drivers } from '#core/csi-drivers.ts';
-import { needs, toolPath } from '#testbed/needs.ts';
+import { lacks, toolPath } from '#testbed/lacks.ts';
 import manifest from '../package.json' with { type: 'json' };
 import { chart, chartValues, files, manifestsText } from './manifests.ts';
 import { type ChartValue, readValues, schemaText, valuesPage } from './manifests-values.ts';
@@ -67,7 +67,7 @@ describe('the CSI drivers of the chart', () => {
   });
 });
 
-describe.skipIf(needs('helm'))('the chart, rendered by Helm,', () => {
+describe.skipIf(lacks('helm'))('the chart, rendered by Helm,', () => {
   const template = async (...words: readonly string[]): Promise<string> => {
     const all = ['template', 'stowage', chart, '--namespace', 'elsewhere', '--kube-version', '1.30.0', ...words];
     return (await promisify(execFile)(toolPath('helm'), all, { maxBuffer: 16 * 1024 * 1024 })).stdout;

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { parseAllDocuments } from 'yaml';
-import { needs, toolPath } from '#testbed/needs.ts';
+import { lacks, toolPath } from '#testbed/lacks.ts';
 import { allRoutes } from '#testing/routes.ts';
 import { chart, files as manifestFiles } from './manifests.ts';
 import { chartText, files, pageText } from './rbac.ts';
@@ -109,7 +109,7 @@ test('the viewer roles have exactly the rights that routes require', () => {
   expect(rightsOf('stowage-adopter').filter((right) => !known.has(right))).toEqual([]);
 });
 
-describe.skipIf(needs('helm'))('the controller’s roles, rendered by Helm,', () => {
+describe.skipIf(lacks('helm'))('the controller’s roles, rendered by Helm,', () => {
   interface Rule {
     readonly resources: readonly string[];
     readonly resourceNames?: readonly string[];

@@ -1,4 +1,4 @@
-import type { Skip } from '#testbed/needs.ts';
+import type { Skip } from '#testbed/lacks.ts';
 
 /** The reporter's results for `npm test`. */
 export interface Outcome {

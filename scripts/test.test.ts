@@ -5,12 +5,12 @@ import { mkdtempDisposable } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { describe, test } from 'vitest';
+import { lacks } from '#testbed/lacks.ts';
 import { ownMounts } from '#testbed/mount-namespace.ts';
-import { needs } from '#testbed/needs.ts';
 import { summaryLines } from './summary.ts';
 
 const repository = dirname(import.meta.dirname);
-const testImport = `import { beforeAll, describe, expect, test } from 'vitest';\nimport { needs } from '#testbed/needs.ts';\n`;
+const testImport = `import { beforeAll, describe, expect, test } from 'vitest';\nimport { lacks } from '#testbed/lacks.ts';\n`;
 
 /** Runs the given test files like `npm test`, in a folder inside the repository, so that imports resolve. */
 async function npmTest(
@@ -44,7 +44,7 @@ async function npmTest(
 }
 
 const passing = `test('right', () => expect(1).toBe(1));\n`;
-const skipping = `describe.skipIf(needs('node26'))('newer', () => { test('one', () => {}); test('two', () => {}); });\n`;
+const skipping = `describe.skipIf(lacks('node26'))('newer', () => { test('one', () => {}); test('two', () => {}); });\n`;
 
 test('the summary names the fifteen slowest files, slowest first', ({ expect }) => {
   const milliseconds = Object.fromEntries(Array.from({ length: 20 }, (_, n) => [`${n}.test.ts`, n * 1000 + 40]));
@@ -123,7 +123,7 @@ describe.concurrent('npm test', () => {
   });
 });
 
-describe.skipIf(needs('linux', 'root', 'mount'))('npm test with tests that make mounts', () => {
+describe.skipIf(lacks('linux', 'root', 'mount'))('npm test with tests that make mounts', () => {
   const at = `join(process.env['TMPDIR'] ?? '', 'at')`;
   const mounting = (...args: readonly string[]): string =>
     [

@@ -3,8 +3,8 @@ import { once } from 'node:events';
 import { chmod, mkdir, mkdtempDisposable, readFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
+import type { Skip } from '#testbed/lacks.ts';
 import { ownMounts } from '#testbed/mount-namespace.ts';
-import type { Skip } from '#testbed/needs.ts';
 import { createMountCheck, type MountCheck } from './mount-check.ts';
 import { exitStatus, type Outcome, summaryLines } from './summary.ts';
 

@@ -7,7 +7,7 @@ import { repository } from '#testbed/component.ts';
 import { buildImage } from '#testbed/image.ts';
 import { type Cluster, startCluster } from '#testbed/kubernetes/cluster.ts';
 import { addresses } from '#testbed/kubernetes/network.ts';
-import { toolPath } from '#testbed/needs.ts';
+import { toolPath } from '#testbed/lacks.ts';
 import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { startFiler } from '../../e2e/kubernetes/agent-filer.ts';
 import { makeFolder, measuredFileSystems } from '../nfs/measured-folder.ts';

@@ -2,7 +2,7 @@ import { readdir, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { sized } from '#testing/sized.ts';
 import { createCompetingClients } from './competing-clients.ts';
 import { type CrashFixture, createCrashFixture, entriesAfterCleanup, loopsOn, mountsUnder } from './crash-fixture.ts';
@@ -140,7 +140,7 @@ async function checkStore(stowage: KilledServer, store: Store, workers: readonly
   }
 }
 
-describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'ext4', 'fuse'))('kill -9 at random moments', () => {
+describe.skipIf(lacks('linux', 'root', 'mount', 'loop', 'xfs', 'ext4', 'fuse'))('kill -9 at random moments', () => {
   test('loses no volume, creates no volume twice and leaves nothing behind', { timeout: 600_000 }, async () => {
     const seed = Number(process.env['STOWAGE_SEED'] ?? Math.floor(Math.random() * 2 ** 31));
     const random = seededRandom(seed);

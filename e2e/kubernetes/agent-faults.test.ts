@@ -1,5 +1,5 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { type AgentFixture, agentComponents, startAgents } from './agent-fixture.ts';
 import { namespace } from './agent-objects.ts';
 import { createPods, longTimeoutMs, type Pods, pollOptions } from './agent-pods.ts';
@@ -10,7 +10,7 @@ const [file, local] = ['file.stowage.dev', 'local.stowage.dev'] as const;
 const appendScript =
   'i=0; while [ ! -e /data/stop ]; do i=$((i+1)); echo "line $i" >>/data/log || exit 1; sleep 0.05; done';
 
-describe.skipIf(needs(...agentComponents))('Stowage on the nodes of a cluster, during failures', () => {
+describe.skipIf(lacks(...agentComponents))('Stowage on the nodes of a cluster, during failures', () => {
   let fixture: AgentFixture;
   let pods: Pods;
 

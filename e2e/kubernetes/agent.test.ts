@@ -1,14 +1,14 @@
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { type AgentFixture, agentComponents, startAgents } from './agent-fixture.ts';
 import { createPods, longTimeoutMs, type Pods, pollOptions } from './agent-pods.ts';
 
 const { signal } = new AbortController();
 const [file, local] = ['file.stowage.dev', 'local.stowage.dev'] as const;
 
-describe.skipIf(needs(...agentComponents))('Stowage on the nodes of a cluster', () => {
+describe.skipIf(lacks(...agentComponents))('Stowage on the nodes of a cluster', () => {
   let fixture: AgentFixture;
   let pods: Pods;
 

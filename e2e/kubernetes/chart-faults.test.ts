@@ -1,7 +1,7 @@
 import { readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
 import { podWithVolume } from './agent-objects.ts';
 import { type ChartFixture, chart, claim, killMountingAgent, startChartFixture } from './chart-fixture.ts';
@@ -27,7 +27,7 @@ const verifyScript = [
 /** Host folders with the programs of the node, for fio. */
 const hostProgramFolders = ['/usr', '/lib', '/lib64'];
 
-describe.skipIf(needs(...components))('pods that use a shared volume during failures', () => {
+describe.skipIf(lacks(...components))('pods that use a shared volume during failures', () => {
   let fixture: ChartFixture;
   let filer: Filer;
   let kubectl: ChartFixture['cluster']['kubectl'];

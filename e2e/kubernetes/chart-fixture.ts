@@ -6,7 +6,7 @@ import { repository } from '#testbed/component.ts';
 import { buildImage } from '#testbed/image.ts';
 import { type Cluster, startCluster } from '#testbed/kubernetes/cluster.ts';
 import { importBusybox } from '#testbed/kubernetes/images.ts';
-import { toolPath } from '#testbed/needs.ts';
+import { toolPath } from '#testbed/lacks.ts';
 import { type ClusterDns, dnsArgs, startDns } from './chart-dns.ts';
 
 export const chart = join(repository, 'deploy', 'kubernetes', 'chart');

@@ -5,7 +5,7 @@ import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { createCredential } from '#cluster/leader/certificate.ts';
 import { serverNames } from '#cluster/names.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import {
   type AccountController,
   accountConfig,
@@ -47,7 +47,7 @@ interface Round {
   readonly meanwhile?: (controller: AccountController) => Promise<unknown>;
 }
 
-describe.skipIf(needs(...components))('every right of Stowage’s accounts', () => {
+describe.skipIf(lacks(...components))('every right of Stowage’s accounts', () => {
   let fixture: ChartFixture;
   let filer: Filer;
   let config: string;

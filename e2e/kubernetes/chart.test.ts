@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { parseAllDocuments } from 'yaml';
 import { type ControllerRegistry, readRegistry, registryAnnotation } from '#app/controller-registry.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import type { Lease } from '#wire/kube/types.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
 import { podWithVolume } from './agent-objects.ts';
@@ -29,7 +29,7 @@ const pollOptions = { interval: 250, timeout: 90_000 };
 const longTimeoutMs = 600_000;
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
 
-describe.skipIf(needs(...components))('the chart on a real cluster', () => {
+describe.skipIf(lacks(...components))('the chart on a real cluster', () => {
   let fixture: ChartFixture;
   let filer: Filer;
   let privateFiler: PrivateFiler;

@@ -2,12 +2,12 @@ import { mkdtempDisposable } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { type ConformanceFixture, components, startConformanceFixture } from './conformance/conformance-fixture.ts';
 import { type Driver, runSuite } from './conformance/suite.ts';
 
 const { signal } = new AbortController();
-describe.skipIf(needs(...components))('Kubernetes’ own tests of storage', () => {
+describe.skipIf(lacks(...components))('Kubernetes’ own tests of storage', () => {
   let fixture: ConformanceFixture;
 
   beforeAll(async () => {

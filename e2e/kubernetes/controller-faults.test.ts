@@ -1,5 +1,5 @@
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { sized } from '#testing/sized.ts';
 import { type ControllerFaultsFixture, startControllerFaultsFixture } from './controller-faults-fixture.ts';
 import type { RunningController } from './controller-process.ts';
@@ -17,7 +17,7 @@ const releasedLeaseMs = 14_000;
 const numberedNames = (prefix: string, count: number): readonly string[] =>
   Array.from({ length: count }, (_, at) => `${prefix}-${at}`);
 
-describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'ganesha'))(
+describe.skipIf(lacks('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'ganesha'))(
   'the controller of a real cluster during failures',
   () => {
     let fixture: ControllerFaultsFixture;

@@ -1,11 +1,11 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { killKeeperAndAgent } from './chart-fixture.ts';
 import { components, type HealthFixture, longTimeoutMs, pollOptions, startHealthFixture } from './health-fixture.ts';
 
 const { signal } = new AbortController();
 
-describe.skipIf(needs(...components))('an unhealthy volume', () => {
+describe.skipIf(lacks(...components))('an unhealthy volume', () => {
   let fixture: HealthFixture;
   let kubectl: HealthFixture['cluster']['kubectl'];
 

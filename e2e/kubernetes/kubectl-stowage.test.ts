@@ -1,6 +1,6 @@
 import { mkdirSync, readdirSync } from 'node:fs';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { rightsOf, rightsOfRole, roleWithout, titleOf } from './chart-rights.ts';
 import {
   type KubectlStowageFixture,
@@ -12,7 +12,7 @@ import {
 const { signal } = new AbortController();
 const pollOptions = { interval: 200, timeout: 60_000 };
 
-describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'ganesha'))(
+describe.skipIf(lacks('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'ganesha'))(
   'the API of a controller in a real cluster',
   () => {
     let fixture: KubectlStowageFixture;

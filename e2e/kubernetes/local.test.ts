@@ -1,5 +1,5 @@
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { type PodWithVolume, podWithVolume } from './agent-objects.ts';
 import { type ChartFixture, chart, startChartFixture } from './chart-fixture.ts';
 
@@ -30,7 +30,7 @@ interface ObjectList {
   }[];
 }
 
-describe.skipIf(needs(...components))('in a cluster with local stores,', () => {
+describe.skipIf(lacks(...components))('in a cluster with local stores,', () => {
   let fixture: ChartFixture;
   let kubectl: ChartFixture['cluster']['kubectl'];
   let names: readonly string[];

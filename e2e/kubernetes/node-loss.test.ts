@@ -1,13 +1,13 @@
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { components, type HealthFixture, longTimeoutMs, pollOptions, startHealthFixture } from './health-fixture.ts';
 
 const { signal } = new AbortController();
 const outOfService = 'node.kubernetes.io/out-of-service';
 
-describe.skipIf(needs(...components))('a single-node volume whose node is lost', () => {
+describe.skipIf(lacks(...components))('a single-node volume whose node is lost', () => {
   let fixture: HealthFixture;
   let kubectl: HealthFixture['cluster']['kubectl'];
 

@@ -5,7 +5,7 @@ import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, onTestFin
 import type { NodeName, VolumeId, VolumeName } from '#core/model.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { type Cluster, startCluster } from '#testbed/kubernetes/cluster.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { aCall } from '#testing/core-calls.ts';
 import { openNfs } from '#testing/nfs-store.ts';
@@ -28,7 +28,7 @@ interface ObjectList {
   }[];
 }
 
-describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'ganesha'))(
+describe.skipIf(lacks('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'ganesha'))(
   'in a real cluster,',
   () => {
     let cluster: Cluster;

@@ -12,7 +12,7 @@ import { buildImage } from '#testbed/image.ts';
 import { binaries } from '#testbed/kubernetes/build.ts';
 import { importBusybox } from '#testbed/kubernetes/images.ts';
 import { addresses } from '#testbed/kubernetes/network.ts';
-import { needs, toolPath } from '#testbed/needs.ts';
+import { lacks, toolPath } from '#testbed/lacks.ts';
 import {
   type ForeignDriver,
   foreignClaim,
@@ -42,7 +42,7 @@ function commandsIn(title: string): readonly (readonly string[])[] {
   );
 }
 
-describe.skipIf(needs(...components))('the documentation page about Kubernetes', () => {
+describe.skipIf(lacks(...components))('the documentation page about Kubernetes', () => {
   let fixture: ChartFixture;
   let filer: Filer;
   let kubectl: ChartFixture['cluster']['kubectl'];

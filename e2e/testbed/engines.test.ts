@@ -9,7 +9,7 @@ import { loadBusybox } from './busybox.ts';
 import { onPath } from './component.ts';
 import { startDockerd } from './dockerd.ts';
 import type { TestEngine } from './engine-machine.ts';
-import { needs } from './needs.ts';
+import { lacks } from './lacks.ts';
 import { removeCgroups } from './own-cgroups.ts';
 import { startPodman } from './podman.ts';
 import { runner } from './run.ts';
@@ -41,7 +41,7 @@ const processesOf = (folder: string): readonly string[] =>
   });
 
 describe.each(kinds)('a $kind', ({ kind, start }) => {
-  describe.skipIf(needs('root', 'mount', kind, 'busybox'))('in the test bed', () => {
+  describe.skipIf(lacks('root', 'mount', kind, 'busybox'))('in the test bed', () => {
     let shared: string;
     let engine: TestEngine;
     let image: string;
@@ -164,7 +164,7 @@ describe.each(kinds)('a $kind', ({ kind, start }) => {
   });
 });
 
-describe.skipIf(needs('root', 'mount', 'firewall', 'docker', 'busybox'))('a Docker engine with bridge networks', () => {
+describe.skipIf(lacks('root', 'mount', 'firewall', 'docker', 'busybox'))('a Docker engine with bridge networks', () => {
   test('has networks that are isolated from each other and from this machine', async () => {
     await using engine = await startDockerd(signal, { bridges: true });
     const image = await loadBusybox(engine, signal);

@@ -5,8 +5,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline/promises';
 import { describe, expect, test } from 'vitest';
+import { lacks } from './lacks.ts';
 import { ownMounts, slaveMounts } from './mount-namespace.ts';
-import { needs } from './needs.ts';
 
 // Mounts, then unmounts while a namespace that was created in between still exists.
 const script = [
@@ -23,7 +23,7 @@ const script = [
 
 const mountsOf = (pid: string | number): string => readFileSync(`/proc/${pid}/mountinfo`, 'utf8');
 
-describe.skipIf(needs('linux', 'root', 'mount'))('a mount namespace of the test bed', () => {
+describe.skipIf(lacks('linux', 'root', 'mount'))('a mount namespace of the test bed', () => {
   test('follows unmounts of the machine, and does not propagate its own mounts', async () => {
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-namespace-'));
     const [theirs, inner] = [join(folder.path, 'theirs'), join(folder.path, 'inner')];

@@ -8,7 +8,7 @@ import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { startGanesha } from './ganesha.ts';
 import { startGoNfs } from './go-nfs.ts';
-import { needs } from './needs.ts';
+import { lacks } from './lacks.ts';
 import type { NfsServer } from './nfs-server.ts';
 import { startRustNfs } from './nfs3-server.ts';
 
@@ -39,7 +39,7 @@ const isRunning = (pid: number): boolean => {
   }
 };
 
-describe.skipIf(needs('root', 'ganesha', 'go-nfs', 'nfs3-server')).each(Object.entries(kinds))('%s', (_, start) => {
+describe.skipIf(lacks('root', 'ganesha', 'go-nfs', 'nfs3-server')).each(Object.entries(kinds))('%s', (_, start) => {
   test('runs twice in parallel, and leaves nothing behind', async () => {
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-nfs-'));
     let pids: readonly number[];
@@ -69,7 +69,7 @@ describe.skipIf(needs('root', 'ganesha', 'go-nfs', 'nfs3-server')).each(Object.e
   });
 });
 
-describe.skipIf(needs('root', 'ganesha'))('a test process that is killed', () => {
+describe.skipIf(lacks('root', 'ganesha'))('a test process that is killed', () => {
   test('ends its server, too', async () => {
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-nfs-'));
     const script = [

@@ -3,20 +3,20 @@ import { chmod, mkdir, mkdtempDisposable, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { needs } from './needs.ts';
+import { lacks } from './lacks.ts';
 import { asOrdinaryUser } from './ordinary-user.ts';
 
 const output = ([file, args]: readonly [string, readonly string[]]): string =>
   execFileSync(file, args, { encoding: 'utf8', timeout: 10_000 }).trim();
 
-describe.skipIf(needs('ordinary-user'))('an ordinary user', () => {
+describe.skipIf(lacks('ordinary-user'))('an ordinary user', () => {
   test('is not root and has no capability', () => {
     expect(output(asOrdinaryUser(['id', '-u']))).not.toBe('0');
     expect(output(asOrdinaryUser(['grep', 'CapEff', '/proc/self/status']))).toMatch(/^CapEff:\s+0+$/);
   });
 });
 
-describe.skipIf(needs('root', 'mount'))('a checkout in a folder that only root can enter', () => {
+describe.skipIf(lacks('root', 'mount'))('a checkout in a folder that only root can enter', () => {
   test('is visible to the ordinary user at the same path, and its siblings are not', async () => {
     await using closed = await mkdtempDisposable(join(tmpdir(), 'stowage-closed-'));
     const checkout = join(closed.path, 'a', 'checkout');

@@ -5,14 +5,14 @@ import { connect } from 'node:net';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { createScratchFolder } from '#testing/scratch-folder.ts';
-import { needs } from './needs.ts';
+import { lacks } from './lacks.ts';
 import { startSftpServer, startSshServer } from './sshfs.ts';
 
 const run = promisify(execFile);
 
 const [init, version] = [1, 2];
 
-describe.skipIf(needs('sshfs'))('the SFTP server for sshfs', () => {
+describe.skipIf(lacks('sshfs'))('the SFTP server for sshfs', () => {
   test('starts a process for each connection that speaks SFTP', async () => {
     await using server = await startSftpServer();
     for (let i = 0; i < 2; i++) {
@@ -25,7 +25,7 @@ describe.skipIf(needs('sshfs'))('the SFTP server for sshfs', () => {
     }
   });
 
-  test.skipIf(needs('root'))('can be started with ssh in front of it', async () => {
+  test.skipIf(lacks('root'))('can be started with ssh in front of it', async () => {
     using scratch = createScratchFolder();
     // sshd requires this folder. The test's server has a folder of its own; a machine that runs sshd has it anyway.
     const hadFolder = existsSync('/run/sshd');

@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import type { EarlierCommit } from '#testbed/earlier-commit.ts';
 import { buildImage } from '#testbed/image.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { type Filer, startFiler } from '../kubernetes/agent-filer.ts';
 import { podWithVolume } from '../kubernetes/agent-objects.ts';
 import { type ChartFixture, chart, claim, namespace, startChartFixture } from '../kubernetes/chart-fixture.ts';
@@ -16,7 +16,7 @@ const longTimeoutMs = 600_000;
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
 const writerPods = ['own', 'remote', 'shared', 'embedded'] as const;
 
-describe.skipIf(needs(...components))('an upgrade of the chart from an earlier version, while pods write', () => {
+describe.skipIf(lacks(...components))('an upgrade of the chart from an earlier version, while pods write', () => {
   const resources = new AsyncDisposableStack();
   let earlier: EarlierCommit;
   let fixture: ChartFixture;

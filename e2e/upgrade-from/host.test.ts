@@ -5,7 +5,7 @@ import { beforeAll, describe, expect, test } from 'vitest';
 import { loadBusybox } from '#testbed/busybox.ts';
 import type { EarlierCommit } from '#testbed/earlier-commit.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { appendLinesScript, startEngine, suiteResources, worldReadableFolder } from '../docker-fixture.ts';
 import { dataPath, killKeepers, mountsIn, pollOptions, runCli, startWriter } from '../nfs-mount-fixture.ts';
 import { run, type Stowage, startStowage } from '../stowage.ts';
@@ -23,7 +23,7 @@ const mountTable = async (top: string): Promise<readonly string[]> =>
     .toSorted();
 
 describe.each(['docker', 'podman'] as const)('an upgrade from an earlier version, with %s', (kind) => {
-  describe.skipIf(needs(kind, ...components))('while volumes of all store kinds are in use', () => {
+  describe.skipIf(lacks(kind, ...components))('while volumes of all store kinds are in use', () => {
     const { all, signal } = suiteResources();
     let earlier: EarlierCommit;
 

@@ -6,7 +6,7 @@ import { DatabaseSync } from 'node:sqlite';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import type { UpOptions } from '#cli/io.ts';
 import { openRecords } from '#records/sqlite.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { eventually, paths } from '#testing/controller-fixture.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createApi } from '#testing/server.ts';
@@ -160,7 +160,7 @@ describe('the agent of a node', () => {
       expect(await served('worker-2')).toBe(first);
     });
 
-    test.skipIf(needs('mount'))('refuses to start while volumes are mounted, which a clone never has', async () => {
+    test.skipIf(lacks('mount'))('refuses to start while volumes are mounted, which a clone never has', async () => {
       const first = await served('worker-1');
       const at = join(state(), 'mounts', 'sv1-x');
       mkdirSync(at);

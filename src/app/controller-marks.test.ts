@@ -7,7 +7,7 @@ import { systemClock } from '#base/clock.ts';
 import type { Store } from '#core/ports.ts';
 import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { outcome } from '#testing/expected-errors.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
@@ -77,14 +77,14 @@ describe('a controller', () => {
     }
   });
 
-  test.skipIf(needs('linux'))('knows that a predecessor on the same machine is dead', async () => {
+  test.skipIf(lacks('linux'))('knows that a predecessor on the same machine is dead', async () => {
     const [one, two] = [await controller(), await controller()];
     const text = killed(await acquire(one));
     expect(readRegistry(await acquire(two, text)).dead).toEqual([one.marks().own]);
     expect(two.marks().dead).toEqual([one.marks().own]);
   });
 
-  test.skipIf(needs('linux'))(
+  test.skipIf(lacks('linux'))(
     "that restarts in its pod reports its predecessor's death while another one leads",
     async () => {
       const one = await controller('a');
@@ -186,7 +186,7 @@ describe('on an NFS store', () => {
     expect((await second.label(volume, { x: 'y' }, scope)).revision).toBe(3);
   });
 
-  test.skipIf(needs('linux'))('a controller takes the locks of a dead one at once', async () => {
+  test.skipIf(lacks('linux'))('a controller takes the locks of a dead one at once', async () => {
     const open = await exported();
     const [one, two] = [await controller(), await controller()];
     let hasVolume = false;

@@ -2,7 +2,7 @@ import { once } from 'node:events';
 import { type AddressInfo, connect, createServer } from 'node:net';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { silentLog } from '#base/log.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type MetricsText, serveHealth, serveMetrics } from './health.ts';
 
@@ -45,7 +45,7 @@ describe('the metrics server', () => {
       expect(await asked(address, path)).toEqual([404, 'not here\n']);
   });
 
-  test.skipIf(needs('ipv6'))("listens on IPv4 and IPv6 at the chart's address", async () => {
+  test.skipIf(lacks('ipv6'))("listens on IPv4 and IPv6 at the chart's address", async () => {
     const { figures } = counted();
     for (const listen of ['[127.0.0.1]:0', '[::1]:0']) {
       const address = await served(listen, () => figures).metrics.address;

@@ -6,8 +6,8 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { expect, onTestFinished, test } from 'vitest';
 import { errorCodes } from '#core/error-codes.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
-import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { suspend } from '#testing/suspend.ts';
 
@@ -17,7 +17,7 @@ const command = [process.execPath, '--disable-warning=ExperimentalWarning', main
 
 const readOr = (file: string): string => (existsSync(file) ? readFileSync(file, 'utf8') : '');
 
-test.skipIf(needs('linux', 'root'))(
+test.skipIf(lacks('linux', 'root'))(
   'stowage keeper is process 1 of its container, and reports when it is ready',
   { timeout: 120_000 },
   async () => {

@@ -2,7 +2,7 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { connect, createServer, type Socket } from 'node:net';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { asOrdinaryUser } from '#testbed/ordinary-user.ts';
 import { isFromUsers } from './loopback-owner.ts';
 
@@ -19,7 +19,7 @@ async function accepted(host: string, call: (port: number) => void): Promise<Soc
   return socket;
 }
 
-describe.skipIf(needs('linux'))('the owner of a loopback connection', () => {
+describe.skipIf(lacks('linux'))('the owner of a loopback connection', () => {
   const expectOwnerReported = async (host: string): Promise<void> => {
     const socket = await accepted(host, (port) => {
       const caller = connect(port, host);
@@ -29,7 +29,7 @@ describe.skipIf(needs('linux'))('the owner of a loopback connection', () => {
     expect(isFromUsers([own + 1], socket)).toBe(false);
   };
   test.each(['127.0.0.1', '127.8.9.10'])('is reported by the kernel: %s', expectOwnerReported);
-  test.skipIf(needs('ipv6')).each(['::1', '::ffff:127.0.0.1'])('is reported by the kernel: %s', expectOwnerReported);
+  test.skipIf(lacks('ipv6')).each(['::1', '::ffff:127.0.0.1'])('is reported by the kernel: %s', expectOwnerReported);
 
   test('is unknown, and not root, once the connection is closed', async () => {
     const { promise: closed, resolve } = Promise.withResolvers<void>();
@@ -42,7 +42,7 @@ describe.skipIf(needs('linux'))('the owner of a loopback connection', () => {
   });
 });
 
-describe.skipIf(needs('linux', 'root', 'ordinary-user'))('another user', () => {
+describe.skipIf(lacks('linux', 'root', 'ordinary-user'))('another user', () => {
   test('is not one of our users', async () => {
     const socket = await accepted('127.0.0.1', (port) => {
       const calling = `require('node:net').connect(${port}, '127.0.0.1')`;

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import type { NfsServeOptions } from '#cli/io.ts';
 import { run } from '#cli/scripted-server.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { type NfsPlan, planNfsServer } from './nfs-plan.ts';
 import { readTls } from './nfs-tls.ts';
 
@@ -42,7 +42,7 @@ async function ground(): Promise<Ground> {
   return { top, exported, plan };
 }
 
-describe.skipIf(needs('linux'))('the plan of an NFS server with', () => {
+describe.skipIf(lacks('linux'))('the plan of an NFS server with', () => {
   test.each<readonly [string, readonly string[], Partial<NfsPlan>]>([
     ['the defaults', [], { host: '127.0.0.1', port: 2049, path: '/export', isOwnOnly: true, squash: 'none' }],
     ['a network', ['--allow', '10.0.0.0/8'], { host: '::', isOwnOnly: false, squash: 'root' }],
@@ -101,7 +101,7 @@ describe.skipIf(needs('linux'))('the plan of an NFS server with', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('an NFS server refuses', () => {
+describe.skipIf(lacks('linux'))('an NFS server refuses', () => {
   test.each<readonly [string, readonly string[], number, string, string]>([
     ['a missing directory', ['DIR/none'], 4, 'directory DIR/none not found', 'nfs-directory-missing'],
     ['a file instead of a directory', ['DIR/file'], 2, 'DIR/file is not a directory', 'nfs-directory-invalid'],
@@ -217,7 +217,7 @@ describe.skipIf(needs('linux'))('an NFS server refuses', () => {
   });
 });
 
-describe.skipIf(needs('linux', 'openssl'))('certificates', () => {
+describe.skipIf(lacks('linux', 'openssl'))('certificates', () => {
   /** A self-signed certificate with its key. */
   function certificate(
     folder: string,

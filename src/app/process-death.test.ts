@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { readFileSync, readlinkSync } from 'node:fs';
 import process from 'node:process';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import type { Pod } from '#wire/kube/types.ts';
 import type { ControllerProcess } from './controller-registry.ts';
 import { type DeathProofs, isGone, isPodEnded, isProvenDead, ownKernelProcess } from './process-death.ts';
@@ -90,7 +90,7 @@ describe('a pod', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('on this machine', () => {
+describe.skipIf(lacks('linux'))('on this machine', () => {
   test('this process exists, with its namespaces', async () => {
     const self = await ownKernelProcess();
     const boot = readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim();

@@ -2,7 +2,7 @@ import { mkdir, mkdtempDisposable, stat, symlink, writeFile } from 'node:fs/prom
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { makeFolders } from './make-folders.ts';
 
 test('creates missing folders, concurrently too, and leaves existing ones unchanged', async () => {
@@ -25,6 +25,6 @@ test('throws at a file, a dangling link, or where no folder can be created', asy
   await expect(makeFolders(join(top.path, 'x\0', 'a'), 0o700)).rejects.toThrow();
 });
 
-test.skipIf(needs('linux'))('does not loop for ever where folders can be neither found nor created', async () => {
+test.skipIf(lacks('linux'))('does not loop for ever where folders can be neither found nor created', async () => {
   await expect(makeFolders('/proc/stowage/state', 0o700)).rejects.toThrow('ENOENT');
 });

@@ -1,6 +1,6 @@
 import { truncateSync } from 'node:fs';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { parseSuperblock, readSuperblock } from './superblock.ts';
 
@@ -36,7 +36,7 @@ describe('a superblock', () => {
   });
 });
 
-describe.skipIf(needs('linux', 'xfs', 'ext4'))('a fresh image', () => {
+describe.skipIf(lacks('linux', 'xfs', 'ext4'))('a fresh image', () => {
   let ground: ScratchFolder;
   beforeEach(() => {
     ground = createScratchFolder();

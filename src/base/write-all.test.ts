@@ -4,7 +4,7 @@ import { open } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { writeAll, writeAllSync } from './write-all.ts';
 
 type File = Parameters<typeof writeAll>[0];
@@ -33,7 +33,7 @@ test('writes an empty text', async () => {
   await writeAll(fileTaking(0, []), '');
 });
 
-describe.skipIf(needs('root', 'mount'))('on a disk with one free block', () => {
+describe.skipIf(lacks('root', 'mount'))('on a disk with one free block', () => {
   let disk: string;
   beforeEach(() => {
     disk = mkdtempSync(join(tmpdir(), 'stowage-block-'));

@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { commandTree } from './command-tree.ts';
 import { createProgram } from './program.ts';
 import { operation, run, scriptedServer, store, volume } from './scripted-server.ts';
@@ -82,7 +82,7 @@ const program = `#!/bin/sh
 const asked = ['stores', 'volumes', 'mounts', 'operations', 'running'];
 
 for (const shell of ['bash', 'zsh', 'fish'] as const) {
-  describe.skipIf(shell !== 'bash' && needs(shell))(`in ${shell}`, () => {
+  describe.skipIf(shell !== 'bash' && lacks(shell))(`in ${shell}`, () => {
     let scripts: Awaited<ReturnType<typeof mkdtempDisposable>>;
     let answers: string;
 

@@ -6,7 +6,7 @@ import { dirname, join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { type DoctorOptions, type Finding, runChecks } from './doctor.ts';
 
 const scope = { signal: new AbortController().signal, log: silentLog() };
@@ -187,7 +187,7 @@ describe('doctor', () => {
     );
   });
 
-  test.skipIf(needs('linux'))('examines this machine without an error', async () => {
+  test.skipIf(lacks('linux'))('examines this machine without an error', async () => {
     const findings = await runChecks({ clock: systemClock(), stateFolder: tmpdir() }, scope);
     expect(findingOf(findings, 'state folder')?.ok).not.toBe('no');
     expect(findings.filter((finding) => finding.detail.startsWith('could not be determined'))).toEqual([]);

@@ -13,7 +13,7 @@ import { parseStoreConfig } from '#core/store-uri.ts';
 import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { onPath } from '#testbed/component.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { defaultPolicy } from '#testing/default-policy.ts';
 import { localAddresses, withPodNetworks } from './pod-network.ts';
 
@@ -82,7 +82,7 @@ test('a store check fails at its first step if agents cannot see the network nam
   });
 });
 
-describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of a node', () => {
+describe.skipIf(lacks('root', 'netns', 'ipv6'))('among the network namespaces of a node', () => {
   const id = randomBytes(4).toString('hex');
   const names = [1, 2, 3].map((index) => `stowage-pod-${id}-${index}`);
   const namespaces = names.map((name) => `/run/netns/${name}`);

@@ -8,7 +8,7 @@ import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vit
 import { systemClock } from '#base/clock.ts';
 import { type Cluster, startCluster } from '#testbed/kubernetes/cluster.ts';
 import { addresses } from '#testbed/kubernetes/network.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { scopeOf } from '#testing/leader-servers.ts';
 import type { KubeAccess } from '#wire/kube/access.ts';
 import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
@@ -60,7 +60,7 @@ const agentBinding = {
   subjects: [{ kind: 'ServiceAccount', namespace, name: 'stowage-agent' }],
 };
 
-describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox'))('on a real API server', () => {
+describe.skipIf(lacks('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox'))('on a real API server', () => {
   let cluster: Cluster;
   let access: KubeAccess;
   let client: KubeClient;

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { beforeEach, describe, expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { type AgentNode, anAgentNode } from '#testing/agent-nodes.ts';
 import { controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
 import { aCall } from '#testing/core-calls.ts';
@@ -126,7 +126,7 @@ const listedVolume = (name: string) => ({
   labels: { 'stowage.dev/claim-uid': `uid-of-${name}` },
 });
 
-describe.skipIf(needs('ext4'))('an orphan image', () => {
+describe.skipIf(lacks('ext4'))('an orphan image', () => {
   let node: AgentNode;
   const bytes = String(16 * 1024 * 1024);
   beforeEach(async () => {

@@ -3,13 +3,13 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { aCall } from '#testing/core-calls.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';
 import type { Access, LiveMount, Volume } from './model.ts';
 
-describe.skipIf(needs('ext4'))('a volume whose content cannot be counted', () => {
+describe.skipIf(lacks('ext4'))('a volume whose content cannot be counted', () => {
   let server: TestCore;
   let kind: GatedKind;
 

@@ -5,7 +5,7 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { aCall } from '#testing/core-calls.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
@@ -116,7 +116,7 @@ describe('two hosts on one store', () => {
   });
 });
 
-test.skipIf(needs('mount'))(
+test.skipIf(lacks('mount'))(
   'a host that is rejected because another host is the writer publishes no use record',
   async () => {
     const made = await create(host1, 'a');

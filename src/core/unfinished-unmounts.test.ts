@@ -3,7 +3,7 @@ import { closeSync, existsSync, mkdirSync, openSync, renameSync, rmSync, writeFi
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { openRecords } from '#records/sqlite.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { aCall, runMaintenance } from '#testing/core-calls.ts';
 import { attachImage } from '#testing/loop-mount.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
@@ -70,7 +70,7 @@ function leaveIntent(kind: string, params: Record<string, unknown>): Operation['
 
 const stillBound = { code: 'in-use', message: expect.stringContaining(`it is still mounted at `) };
 
-describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detach the device of the volume', () => {
+describe.skipIf(lacks('root', 'mount', 'loop'))('an unmount that could not detach the device of the volume', () => {
   test('is finished when it is repeated, and refused until then', async () => {
     const server = await start();
     const volume = await create(server);
@@ -244,7 +244,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
   );
 });
 
-describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('a volume whose image is attached without a mount', () => {
+describe.skipIf(lacks('root', 'mount', 'loop', 'ext4'))('a volume whose image is attached without a mount', () => {
   test('is not deleted', async () => {
     const server = await start();
     const volume = await create(server);

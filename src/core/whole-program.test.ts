@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { mountFuse } from '#clients/data-path/fuse-mount.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { aCall, collectingLog, runMaintenance } from '#testing/core-calls.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine, type FakeEngine } from '#testing/fakes/container-engine.ts';
@@ -19,7 +19,7 @@ import { ownSource } from './volume-staging.ts';
 
 const plugin = 'stowage-local';
 
-describe.skipIf(needs('mount'))('an engine mount', () => {
+describe.skipIf(lacks('mount'))('an engine mount', () => {
   let server: TestServer;
   let docker: FakeEngine;
   let clock: FakeClock;
@@ -104,7 +104,7 @@ describe.skipIf(needs('mount'))('an engine mount', () => {
   });
 });
 
-describe.skipIf(needs('mount'))('with the mount table of the kernel', () => {
+describe.skipIf(lacks('mount'))('with the mount table of the kernel', () => {
   let server: TestServer;
   let kind: GatedKind;
 
@@ -153,7 +153,7 @@ describe.skipIf(needs('mount'))('with the mount table of the kernel', () => {
       });
     });
 
-    test.skipIf(needs('fuse'))('can be unmounted although the mount is dead', async () => {
+    test.skipIf(lacks('fuse'))('can be unmounted although the mount is dead', async () => {
       const { id } = await create('a');
       const { target } = await mount('a', byLink());
       execFileSync('umount', [target]);

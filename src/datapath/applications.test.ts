@@ -1,13 +1,13 @@
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { needs, toolPath } from '#testbed/needs.ts';
+import { lacks, toolPath } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { type KeeperMount, type KeeperMounts, sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { run, runFioVerify } from '#testing/workloads.ts';
 import type { MountSpec } from './mount-spec.ts';
 
-describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume', () => {
+describe.skipIf(lacks('root', 'fuse', 'ganesha'))('applications on an NFS volume', () => {
   const exported = exportedByGanesha();
 
   async function mountExported(mounts: KeeperMounts, options: Partial<MountSpec> = {}): Promise<KeeperMount> {
@@ -18,7 +18,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume
    * The file system stressors that end after a fixed number of operations. Excluded are those that create thousands of
    * names before checking the time, need what NFSv3 lacks, or sync the whole machine.
    */
-  test.skipIf(needs('stress-ng'))('stress-ng reports no errors', async () => {
+  test.skipIf(lacks('stress-ng'))('stress-ng reports no errors', async () => {
     const stressors = [
       'access',
       'chattr',
@@ -61,7 +61,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume
     await run('umount', [at]);
   });
 
-  test.skipIf(needs('c-source'))('tar and make produce correct output', async () => {
+  test.skipIf(lacks('c-source'))('tar and make produce correct output', async () => {
     await using mounts = await startKeeperMounts();
     const { at, on } = await mountExported(mounts);
     await run('tar', ['-C', at, '-xf', toolPath('c-source')]);
@@ -89,7 +89,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume
     return commits.join('\n');
   }
 
-  test.skipIf(needs('git'))('git works on the volume', async () => {
+  test.skipIf(lacks('git'))('git works on the volume', async () => {
     await using mounts = await startKeeperMounts();
     const { at, on } = await mountExported(mounts);
     const env = { ...process.env, GIT_CONFIG_GLOBAL: '/dev/null', GIT_CONFIG_SYSTEM: '/dev/null', HOME: mounts.folder };
@@ -111,7 +111,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume
     await run('umount', [at]);
   });
 
-  test.skipIf(needs('fio'))('shared memory maps keep what is written to them', async () => {
+  test.skipIf(lacks('fio'))('shared memory maps keep what is written to them', async () => {
     await using mounts = await startKeeperMounts();
     const { at, on } = await mountExported(mounts);
     await runFioVerify(at, mounts.folder, '--ioengine=mmap', '--fsync=8');

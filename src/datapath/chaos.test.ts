@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import {
   type KeeperMount,
@@ -10,7 +10,7 @@ import {
 } from '#testing/keeper-mounts.ts';
 import { run, runFioVerify, runModelWorkload } from '#testing/workloads.ts';
 
-describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('applications see correct data and no errors', () => {
+describe.skipIf(lacks('root', 'fuse', 'ganesha', 'fio'))('applications see correct data and no errors', () => {
   const exported = exportedByGanesha();
 
   async function mountExported(mounts: KeeperMounts): Promise<KeeperMount> {

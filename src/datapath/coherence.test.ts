@@ -3,7 +3,7 @@ import * as fs from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { openExport } from '#testing/nfs-export.ts';
 import { mountNfs } from '#testing/nfs-mount.ts';
@@ -17,7 +17,7 @@ const neverAborts = new AbortController().signal;
 /** Names and attributes of a recently changed object are cached for a second; wait a little longer. */
 const pollOptions = { timeout: 5_000, interval: 50 };
 
-describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
+describe.skipIf(lacks('fuse', 'ganesha'))('two mounts of one directory', () => {
   const exported = exportedByGanesha();
 
   async function mountTwice(scratch: ScratchFolder) {

@@ -1,7 +1,7 @@
 import { constants } from 'node:fs';
 import { describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createMemoryNodes, createMemoryProofs } from '#testing/fakes/memory-nodes.ts';
@@ -66,7 +66,7 @@ describe('creation marks', () => {
   });
 });
 
-describe.skipIf(needs('ganesha'))('times of created files', () => {
+describe.skipIf(lacks('ganesha'))('times of created files', () => {
   const exported = exportedByGanesha();
 
   test('times are in the order of creation and change, and not in the future', async () => {

@@ -1,12 +1,12 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { cutNetwork, enterNamespace, farSource, openPorts, type PacketFault } from '#testing/cut-network.ts';
 import { runWithFaults, startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { makeFarNetwork } from '#testing/network-namespaces.ts';
 import { run, runFioVerify, runModelWorkload } from '#testing/workloads.ts';
 
-describe.skipIf(needs('root', 'fuse', 'netns', 'firewall', 'fio'))('a firewall between data path and server', () => {
+describe.skipIf(lacks('root', 'fuse', 'netns', 'firewall', 'fio'))('a firewall between data path and server', () => {
   test.each<readonly [PacketFault, number]>([
     ['lose', 4_000],
     ['refuse', 1_500],

@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { useFiles } from '#testing/file-user.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
@@ -17,7 +17,7 @@ const run = promisify(execFile);
 const mebibyte = 1024 * 1024;
 const dyingDataPath = join(import.meta.dirname, '..', 'testing', 'dying-data-path.ts');
 
-describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('loss of acknowledged data', () => {
+describe.skipIf(lacks('root', 'fuse', 'ganesha', 'python3'))('loss of acknowledged data', () => {
   test.each(['killDataPath', 'upgrade'] as const)(
     'is reported to the application after %s',
     { timeout: 60_000 },
@@ -160,7 +160,7 @@ print('written', flush=True)
 os.close(file)
 `;
 
-describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('flush before unmount', () => {
+describe.skipIf(lacks('root', 'fuse', 'ganesha', 'python3'))('flush before unmount', () => {
   const ganesha = ganeshaFolders('acknowledged');
 
   test('reports what the server does not have yet, and the server gets it when it answers', {

@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { type FuseMount, mountFuse } from '#testing/fuse-mount.ts';
 import { asCaller } from '#testing/nfs-mount.ts';
@@ -30,7 +30,7 @@ const withoutPlaces = (nodes: Nodes): Nodes => ({
   removeOpen: (id) => nodes.removeOpen(id),
 });
 
-describe.skipIf(needs('ganesha', 'fuse', 'root'))('a nearly full node table', () => {
+describe.skipIf(lacks('ganesha', 'fuse', 'root'))('a nearly full node table', () => {
   const exported = exportedByGanesha();
   const shrinkFrom = 64;
 

@@ -3,7 +3,7 @@ import * as fs from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { mountNfs } from '#testing/nfs-mount.ts';
 import { createScratchFolder } from '#testing/scratch-folder.ts';
@@ -12,7 +12,7 @@ import { NfsError, nfsStatus } from '#wire/nfs3/status.ts';
 
 const run = promisify(execFile);
 
-describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that lists a directory in a loop', () => {
+describe.skipIf(lacks('fuse', 'ganesha', 'perl'))('a server that lists a directory in a loop', () => {
   const exported = exportedByGanesha();
 
   /** Never returns eof. `again`: the entry at which it starts over. */
@@ -61,7 +61,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that lists a directo
   });
 });
 
-describe.skipIf(needs('fuse', 'ganesha'))('a server that can never continue a listing', () => {
+describe.skipIf(lacks('fuse', 'ganesha'))('a server that can never continue a listing', () => {
   const exported = exportedByGanesha();
   let calls = 0;
 

@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { openExport } from '#testing/nfs-export.ts';
 import { mountNfs } from '#testing/nfs-mount.ts';
@@ -18,7 +18,7 @@ import type { FileSystemOptions } from './file-system.ts';
 
 const run = promisify(execFile);
 
-describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer', () => {
+describe.skipIf(lacks('fuse', 'ganesha', 'perl'))('a server that does not answer', () => {
   const exported = exportedByGanesha();
 
   const mountExported = async (scratch: ScratchFolder, options: Partial<FileSystemOptions> = {}) => {
@@ -258,7 +258,7 @@ function withHandlePrefix(nfs: NfsClient, root: FileHandle, prefix: () => number
   };
 }
 
-describe.skipIf(needs('fuse', 'ganesha'))('a stale file handle', () => {
+describe.skipIf(lacks('fuse', 'ganesha'))('a stale file handle', () => {
   const exported = exportedByGanesha();
 
   test("is replaced by looking up the file's path again", async () => {

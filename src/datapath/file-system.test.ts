@@ -5,7 +5,7 @@ import * as fs from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { useFiles } from '#testing/file-user.ts';
 import { mountNfs } from '#testing/nfs-mount.ts';
@@ -15,7 +15,7 @@ import type { FileSystemOptions } from './file-system.ts';
 
 const run = promisify(execFile);
 
-describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', () => {
+describe.skipIf(lacks('fuse', 'ganesha', 'python3'))('a mounted NFS directory', () => {
   const exported = exportedByGanesha();
 
   const mountExported = async (scratch: ScratchFolder, options: Partial<FileSystemOptions> = {}) => {

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { openExport } from '#testing/nfs-export.ts';
@@ -79,7 +79,7 @@ const runAs = (uid: number, groups: string, script: string, ...args: readonly st
     ...args,
   ]);
 
-describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
+describe.skipIf(lacks('fuse', 'ganesha', 'perl'))('users of a mount', () => {
   const exported = exportedByGanesha();
 
   const mountExported = async (scratch: ScratchFolder) => {
@@ -281,7 +281,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
       expect(readFileSync(exported.on('file'), 'utf8')).toBe('datamore\n');
     });
 
-    test.skipIf(needs('root'))('a successor of a killed data path applies the changed rights, too', async () => {
+    test.skipIf(lacks('root'))('a successor of a killed data path applies the changed rights, too', async () => {
       await using mounts = await startKeeperMounts();
       chmodSync(mounts.folder, 0o755);
       for (const name of ['file', 'same']) createWithRights(exported.on(name), 'file', { mode: 0o660, becomes: {} });

@@ -1,7 +1,7 @@
 import { closeSync, constants, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { asCaller } from '#testing/nfs-mount.ts';
 import type { DirentWriter, Entry, Operations, Request } from '#wire/fuse/operations.ts';
@@ -13,7 +13,7 @@ import { createRequests } from './journal/requests.ts';
 const root = 1;
 const name = (text: string): Buffer => Buffer.from(text);
 
-describe.skipIf(needs('ganesha', 'linux'))('a request that was executed but not answered, and is resent', () => {
+describe.skipIf(lacks('ganesha', 'linux'))('a request that was executed but not answered, and is resent', () => {
   const exported = exportedByGanesha();
 
   /** The real journal, and successive processes that use it. */

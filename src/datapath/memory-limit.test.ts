@@ -1,7 +1,7 @@
 import { existsSync, mkdirSync, rmdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
@@ -20,7 +20,7 @@ function limitMemory(pid: number, bytes: number): void {
   writeFileSync(join(folder, 'cgroup.procs'), String(pid));
 }
 
-describe.skipIf(needs('root', 'fuse', 'ganesha'))('a data path with little memory', () => {
+describe.skipIf(lacks('root', 'fuse', 'ganesha'))('a data path with little memory', () => {
   const exported = exportedByGanesha();
 
   test('is killed by the kernel, and users of its mounts notice nothing', { timeout: 60_000 }, async () => {

@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { startGoNfs } from '#testbed/go-nfs.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { startRustNfs } from '#testbed/nfs3-server.ts';
 import { openExport } from '#testing/nfs-export.ts';
 import { mountNfs, type NfsMount } from '#testing/nfs-mount.ts';
@@ -43,7 +43,7 @@ async function exercise(mount: NfsMount): Promise<void> {
   expect(mount.faults).toEqual([]);
 }
 
-describe.skipIf(needs('fuse', 'root'))('a mount of another NFS server', () => {
+describe.skipIf(lacks('fuse', 'root'))('a mount of another NFS server', () => {
   test('works with our own server', async () => {
     using scratch = createScratchFolder();
     const server = await startOwnServer();
@@ -56,7 +56,7 @@ describe.skipIf(needs('fuse', 'root'))('a mount of another NFS server', () => {
     return { opened, mount: await mountNfs(scratch.folder, opened) };
   };
 
-  test.skipIf(needs('go-nfs'))('works with go-nfs', async () => {
+  test.skipIf(lacks('go-nfs'))('works with go-nfs', async () => {
     using scratch = createScratchFolder();
     const path = join(scratch.folder, 'exported');
     mkdirSync(path);
@@ -67,7 +67,7 @@ describe.skipIf(needs('fuse', 'root'))('a mount of another NFS server', () => {
     await exercise(mount);
   });
 
-  test.skipIf(needs('nfs3-server'))('works with nfs3_server', async () => {
+  test.skipIf(lacks('nfs3-server'))('works with nfs3_server', async () => {
     using scratch = createScratchFolder();
     await using server = await startRustNfs(scratch.scope.signal);
     const { opened, mount } = await mountExported(scratch, server, '/');

@@ -1,7 +1,7 @@
 import { constants, linkSync, mkdirSync, readdirSync, writeFileSync } from 'node:fs';
 import { describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createMemoryNodes, createMemoryProofs } from '#testing/fakes/memory-nodes.ts';
@@ -24,7 +24,7 @@ interface Gate {
   open(): void;
 }
 
-describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
+describe.skipIf(lacks('ganesha'))('the last close of a removed file', () => {
   const exported = exportedByGanesha();
 
   /** Long cache time, so that names are not requested. */

@@ -12,7 +12,7 @@ import {
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { asCaller, mountNfs, type NfsMount } from '#testing/nfs-mount.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
@@ -33,7 +33,7 @@ const runAs = async (uid: number, script: string, ...args: readonly string[]): P
 const serverUser = { ...asCaller, squash: 'all', uid: 1000, gid: 1000 } as const;
 const truncate = `perl -e 'truncate($ARGV[0], 0) or die "$!"' "$1"`;
 
-describe.skipIf(needs('root', 'fuse', 'ganesha', 'perl'))('a mount whose users are all one user to the server', () => {
+describe.skipIf(lacks('root', 'fuse', 'ganesha', 'perl'))('a mount whose users are all one user to the server', () => {
   const exported = exportedByGanesha();
   let scratch: ScratchFolder;
   let mount: NfsMount;

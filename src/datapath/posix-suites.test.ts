@@ -3,7 +3,7 @@ import { chmodSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
-import { needs, toolPath } from '#testbed/needs.ts';
+import { lacks, toolPath } from '#testbed/lacks.ts';
 import { fsxPath } from '#testbed/posix-suites.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { type KeeperMount, type KeeperMounts, startKeeperMounts } from '#testing/keeper-mounts.ts';
@@ -63,7 +63,7 @@ async function expectQuiet(mounts: KeeperMounts): Promise<void> {
   expect(mounts.log()).not.toMatch(/"level":"(warn|error)"/);
 }
 
-describe.skipIf(needs('root', 'fuse', 'ganesha', 'posix-suites'))('POSIX test suites on a mount', () => {
+describe.skipIf(lacks('root', 'fuse', 'ganesha', 'posix-suites'))('POSIX test suites on a mount', () => {
   const exported = exportedByGanesha({ inMemory: true });
 
   /** Served as in production: by a data path with a journal, started by a keeper. */

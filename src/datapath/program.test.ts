@@ -6,7 +6,7 @@ import { queryObjects } from 'node:v8';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { inHeaderSize, opcode } from '#wire/fuse/abi.ts';
 import { createJournal, openJournal } from './journal/memory.ts';
@@ -75,7 +75,7 @@ async function createTestProgram() {
 
 const isOpen = (fd: number): boolean => existsSync(`/proc/self/fd/${fd}`);
 
-describe.skipIf(needs('linux'))("the data path's program", () => {
+describe.skipIf(lacks('linux'))("the data path's program", () => {
   test('keeps nothing of removed mounts', async () => {
     const { start, open } = await createTestProgram();
     const program = await start();

@@ -1,7 +1,7 @@
 import * as fs from 'node:fs/promises';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createMemoryNodes, createMemoryProofs } from '#testing/fakes/memory-nodes.ts';
@@ -17,7 +17,7 @@ import { createFileSystem } from './file-system.ts';
 import type { MountContext } from './mount-context.ts';
 import { createReaddirAhead } from './readdir-ahead.ts';
 
-describe.skipIf(needs('fuse', 'ganesha'))('names looked up one after the other', { timeout: 60_000 }, () => {
+describe.skipIf(lacks('fuse', 'ganesha'))('names looked up one after the other', { timeout: 60_000 }, () => {
   const exported = exportedByGanesha();
   const nameOf = (i: number): string => `file ${i}`;
 

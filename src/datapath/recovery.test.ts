@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import type { KeeperClient } from '#keeper/keeper-client.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { createKeeperFixture, eventually, type KeeperFixture } from '#testing/keeper/keeper-process.ts';
 import { openExport } from '#testing/nfs-export.ts';
@@ -16,7 +16,7 @@ const run = promisify(execFile);
 const program = join(import.meta.dirname, 'main.ts');
 const neverAborts = new AbortController().signal;
 
-describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is killed', () => {
+describe.skipIf(lacks('fuse', 'ganesha', 'fio'))('a mount whose data path is killed', () => {
   const ganesha = ganeshaFolders('recovery');
 
   /** A directory of the server, mounted like the product does it. */

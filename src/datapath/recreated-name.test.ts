@@ -1,7 +1,7 @@
 import { readdirSync, readFileSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { startProxy } from '#testing/cutting-proxy.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { startKeeperMounts } from '#testing/keeper-mounts.ts';
@@ -147,7 +147,7 @@ const cases: Readonly<Record<string, Case>> = {
 const contentOf = (path: string): string =>
   statSync(path).isDirectory() ? readdirSync(path).join() : readFileSync(path, 'utf8');
 
-describe.skipIf(needs('root', 'fuse', 'ganesha'))('a name recreated before an old change is resent', () => {
+describe.skipIf(lacks('root', 'fuse', 'ganesha'))('a name recreated before an old change is resent', () => {
   const exported = exportedByGanesha();
 
   /**

@@ -2,7 +2,7 @@ import { execFileSync } from 'node:child_process';
 import { constants, linkSync, mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { createMemoryNodes, createMemoryProofs } from '#testing/fakes/memory-nodes.ts';
 import { asCaller } from '#testing/nfs-mount.ts';
@@ -16,7 +16,7 @@ const root = 1;
 const name = (text: string): Buffer => Buffer.from(text);
 const place = 7;
 
-describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
+describe.skipIf(lacks('ganesha'))('a request resent after a crash', () => {
   const exported = exportedByGanesha();
 
   /** The state that outlives processes, and a function that starts a process on it. */

@@ -1,6 +1,6 @@
 import { mkdirSync, readdirSync, readFileSync, rmdirSync, writeFileSync } from 'node:fs';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { startReplayingProxy } from '#testing/replaying-proxy.ts';
@@ -55,7 +55,7 @@ const sequences: readonly Sequence[] = [
   },
 ];
 
-describe.skipIf(needs('root', 'fuse', 'ganesha'))(
+describe.skipIf(lacks('root', 'fuse', 'ganesha'))(
   'a mount whose connection is lost between a call and its reply',
   () => {
     const exported = exportedByGanesha();

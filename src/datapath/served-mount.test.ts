@@ -11,7 +11,7 @@ import { type Clock, systemClock } from '#base/clock.ts';
 import { createMemory } from '#base/linux/shared-memory.ts';
 import { streamPair } from '#base/linux/socket-pair.ts';
 import { readNow } from '#base/linux/watch-readable.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { defaultInitOptions } from '#testing/fuse-mount.ts';
 import { createScratchFolder } from '#testing/scratch-folder.ts';
@@ -96,7 +96,7 @@ const defaultCallbacks = {
   onFault: (_operation: string, cause: unknown) => expect.fail(String(cause)),
 };
 
-describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
+describe.skipIf(lacks('linux'))('requests that a predecessor left', () => {
   /** An unused device and two requests. */
   function createUnfinished() {
     const scratch = createScratchFolder();
@@ -259,7 +259,7 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
   });
 });
 
-describe.skipIf(needs('fuse'))('a mount whose server is silent', () => {
+describe.skipIf(lacks('fuse'))('a mount whose server is silent', () => {
   async function mountSilentServer() {
     const scratch = createScratchFolder();
     const at = join(scratch.folder, 'mnt');
@@ -330,7 +330,7 @@ describe.skipIf(needs('fuse'))('a mount whose server is silent', () => {
   });
 });
 
-test.skipIf(needs('linux'))(
+test.skipIf(lacks('linux'))(
   'the maximum number of mounts can be read from while each waits for a long request',
   async () => {
     using resources = new DisposableStack();
@@ -383,7 +383,7 @@ test.skipIf(needs('linux'))(
   },
 );
 
-test.skipIf(needs('linux'))(
+test.skipIf(lacks('linux'))(
   'a request for which the predecessor had no room is answered when there is some',
   async () => {
     using scratch = createScratchFolder();
@@ -423,7 +423,7 @@ test.skipIf(needs('linux'))(
   },
 );
 
-describe.skipIf(needs('fuse', 'fio'))('a mount whose data path is killed again and again', () => {
+describe.skipIf(lacks('fuse', 'fio'))('a mount whose data path is killed again and again', () => {
   test('gives up a request during which ten data paths have died, and continues', { timeout: 60_000 }, async () => {
     using scratch = createScratchFolder();
     const at = join(scratch.folder, 'mnt');

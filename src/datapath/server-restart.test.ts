@@ -2,7 +2,7 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { block, blockSize } from '#testing/block-writer.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
@@ -14,7 +14,7 @@ const writer = join(import.meta.dirname, '..', 'testing', 'block-writer.ts');
 /** A restarted server is recognized by the second of its start. */
 const verifierChangeMs = 1_100;
 
-describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that is killed and restarted', () => {
+describe.skipIf(lacks('root', 'fuse', 'ganesha', 'fio'))('a server that is killed and restarted', () => {
   const exported = exportedByGanesha();
 
   /**

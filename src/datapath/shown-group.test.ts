@@ -2,7 +2,7 @@ import { execFile } from 'node:child_process';
 import { chmodSync, chownSync, mkdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { promisify } from 'node:util';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { asCaller, mountNfs, type NfsMount } from '#testing/nfs-mount.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
@@ -18,7 +18,7 @@ const runAs = async (uid: number, script: string, ...args: readonly string[]): P
   return (await run('setpriv', [...user, 'sh', '-ec', script, 'sh', ...args])).stdout;
 };
 
-describe.skipIf(needs('root', 'fuse', 'ganesha'))("a mount that shows a pod's group", () => {
+describe.skipIf(lacks('root', 'fuse', 'ganesha'))("a mount that shows a pod's group", () => {
   const exported = exportedByGanesha();
   const identity = { ...asCaller, squash: 'all', uid: 1000, gid: 1000 } as const;
   let scratch: ScratchFolder;

@@ -4,7 +4,7 @@ import { mkdirSync, readdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { type KeeperMount, runWithFaults, type Source, sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
@@ -14,7 +14,7 @@ import { run, runFioVerify } from '#testing/workloads.ts';
 const silenceMs = 20_000;
 const maxExitMs = 15_000;
 
-describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', () => {
+describe.skipIf(lacks('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', () => {
   const exported = exportedByGanesha();
   const otherServer = exportedByGanesha();
 

@@ -10,7 +10,7 @@ import {
 } from 'node:fs';
 import { describe, expect, test } from 'vitest';
 import { type Clock, systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createMemoryNodes, createMemoryProofs } from '#testing/fakes/memory-nodes.ts';
@@ -39,7 +39,7 @@ interface Gate {
 
 type Call = (...args: unknown[]) => Promise<unknown>;
 
-describe.skipIf(needs('ganesha'))('names of files that are open or being opened', () => {
+describe.skipIf(lacks('ganesha'))('names of files that are open or being opened', () => {
   const exported = exportedByGanesha();
 
   function mount({ clock = systemClock(), softMs }: { clock?: Clock; softMs?: number } = {}) {

@@ -1,7 +1,7 @@
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { certificate } from '#testing/certificate.ts';
 import { type ConnectionFault, startFaultProxy } from '#testing/fault-proxy.ts';
 import { startKeeperMounts } from '#testing/keeper-mounts.ts';
@@ -9,7 +9,7 @@ import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { run } from '#testing/workloads.ts';
 import { nfsProgram, nfsVersion } from '#wire/nfs3/structures.ts';
 
-describe.skipIf(needs('root', 'fuse', 'openssl'))('a TLS server that restarts', () => {
+describe.skipIf(lacks('root', 'fuse', 'openssl'))('a TLS server that restarts', () => {
   test.each<ConnectionFault>(['resets', 'closes in the handshake'])(
     'hard mounts continue after a server that meanwhile %s',
     { timeout: 60_000 },
@@ -45,7 +45,7 @@ describe.skipIf(needs('root', 'fuse', 'openssl'))('a TLS server that restarts', 
   );
 });
 
-describe.skipIf(needs('root', 'fuse', 'openssl'))('a mount whose certificate is confined to volumes', () => {
+describe.skipIf(lacks('root', 'fuse', 'openssl'))('a mount whose certificate is confined to volumes', () => {
   test('supports all that applications do, and enforces its quota', { timeout: 60_000 }, async () => {
     const [server, agent, keeper] = [certificate('server'), certificate('agent'), certificate('keeper')];
     const options = { ...server, ca: `${agent.cert}${keeper.cert}`, requestCert: true, rejectUnauthorized: true };

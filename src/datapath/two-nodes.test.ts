@@ -1,6 +1,6 @@
 import * as fs from 'node:fs/promises';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { type KeeperMount, type KeeperMounts, sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { run } from '#testing/workloads.ts';
@@ -9,7 +9,7 @@ import { run } from '#testing/workloads.ts';
 const pollOptions = { timeout: 10_000, interval: 50 };
 
 /** Each node has its own keeper, data path and journal, like two machines. */
-describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume', { timeout: 60_000 }, () => {
+describe.skipIf(lacks('root', 'fuse', 'ganesha'))('two nodes that share a volume', { timeout: 60_000 }, () => {
   const exported = exportedByGanesha();
   let nodes: readonly [KeeperMounts, KeeperMounts];
   let mounts: readonly [KeeperMount, KeeperMount];

@@ -2,7 +2,7 @@ import { randomBytes } from 'node:crypto';
 import { readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { type KeeperMount, type KeeperMounts, sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { run } from '#testing/workloads.ts';
@@ -17,7 +17,7 @@ def tried(name, call, *args):
     except OSError as error: said[name] = errno.errorcode[error.errno]
 `;
 
-describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('calls that NFSv3 does not support', () => {
+describe.skipIf(lacks('root', 'fuse', 'ganesha', 'python3'))('calls that NFSv3 does not support', () => {
   const exported = exportedByGanesha();
 
   let mounts: KeeperMounts;

@@ -5,7 +5,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { type Clock, systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { useFiles } from '#testing/file-user.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
@@ -40,7 +40,7 @@ const expectedContent = (): Buffer => {
   return all;
 };
 
-describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged writes', () => {
+describe.skipIf(lacks('root', 'fuse', 'ganesha', 'python3'))('acknowledged writes', () => {
   const ganesha = ganeshaFolders('behind');
 
   async function mountExported(options: Partial<MountSpec> = {}) {
@@ -256,7 +256,7 @@ function withVolatileMemory(
   return fixture;
 }
 
-describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and loses uncommitted data', () => {
+describe.skipIf(lacks('fuse', 'ganesha', 'python3'))('a server that restarts and loses uncommitted data', () => {
   const exported = exportedByGanesha();
 
   async function mountRestartingServer() {
@@ -332,7 +332,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and
   });
 });
 
-describe.skipIf(needs('fuse', 'ganesha', 'python3'))('the calls to the server for a workload', () => {
+describe.skipIf(lacks('fuse', 'ganesha', 'python3'))('the calls to the server for a workload', () => {
   const exported = exportedByGanesha();
 
   test.each<readonly [string, readonly string[] | 'sync', readonly number[], readonly string[]]>([

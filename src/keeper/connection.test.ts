@@ -6,7 +6,7 @@ import { systemClock } from '#base/clock.ts';
 import { sendMessage } from '#base/linux/descriptor-sockets.ts';
 import { createMemory } from '#base/linux/shared-memory.ts';
 import { socketPair } from '#base/linux/socket-pair.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { type Connection, createConnection } from './connection.ts';
 import {
@@ -22,7 +22,7 @@ const handlerFault = 'a message could not be processed';
 const countDescriptors = (): number => readdirSync('/proc/self/fd').length;
 let before = 0;
 
-describe.skipIf(needs('linux'))('connections and held descriptors', () => {
+describe.skipIf(lacks('linux'))('connections and held descriptors', () => {
   beforeEach(() => {
     // Loads modules that keep descriptors open.
     const [one, other] = socketPair();

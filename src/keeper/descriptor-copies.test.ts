@@ -3,7 +3,7 @@ import { createServer, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createKeeperFixture, eventually, type KeeperFixture } from '#testing/keeper/keeper-process.ts';
 import { suspend } from '#testing/suspend.ts';
 import { createDescriptorCopies, type DescriptorCopies } from './descriptor-copies.ts';
@@ -11,7 +11,7 @@ import { connectKeeper, type KeeperClient } from './keeper-client.ts';
 
 const clock = systemClock();
 
-describe.skipIf(needs('linux', 'root'))("an agent with copies of the keeper's descriptors", () => {
+describe.skipIf(lacks('linux', 'root'))("an agent with copies of the keeper's descriptors", () => {
   let scratch: KeeperFixture;
   let copies: DescriptorCopies;
 

@@ -14,7 +14,7 @@ import {
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterEach, beforeEach, describe, expect, onTestFinished, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createKeeperFixture, eventually, type KeeperFixture } from '#testing/keeper/keeper-process.ts';
 import type { KeeperClient } from './keeper-client.ts';
 import { hasMainThreadEnded, stuckThreads } from './killed-process.ts';
@@ -27,7 +27,7 @@ const program = join(import.meta.dirname, '..', 'testing', 'keeper', 'fuse-progr
 const nobody = 65_534;
 const withoutRights = ['setpriv', `--reuid=${nobody}`, `--regid=${nobody}`, '--clear-groups', '--no-new-privs'];
 
-describe.skipIf(needs('fuse', 'root'))('a real mount held by unprivileged processes', () => {
+describe.skipIf(lacks('fuse', 'root'))('a real mount held by unprivileged processes', () => {
   let scratch: KeeperFixture;
   let mountPoint: string;
 

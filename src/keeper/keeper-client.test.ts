@@ -1,5 +1,5 @@
 import { describe, expect, test, vi } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createKeeperFixture } from '#testing/keeper/keeper-process.ts';
 
 // Only a seccomp profile or another kernel would refuse this to root.
@@ -13,7 +13,7 @@ vi.mock(import('./system-calls.ts'), async (original) => {
   };
 });
 
-describe.skipIf(needs('linux'))('an agent', () => {
+describe.skipIf(lacks('linux'))('an agent', () => {
   test('reports that it is not permitted to kill a keeper', { timeout: 30_000 }, async () => {
     await using scratch = createKeeperFixture();
     await scratch.startKeeper();

@@ -1,12 +1,12 @@
 import { expect, test } from 'vitest';
 import { createMemory } from '#base/linux/shared-memory.ts';
 import { silentLog } from '#base/log.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createFakeChildren, settled } from '#testing/keeper/fake-children.ts';
 import { createKeeper } from './keeper.ts';
 
-test.skipIf(needs('linux'))('a keeper stops accepting connections before it reports its end', async () => {
+test.skipIf(lacks('linux'))('a keeper stops accepting connections before it reports its end', async () => {
   const [dataPaths, agents] = [createFakeChildren(), createFakeChildren()];
   const { connection } = agents.start('agent');
   const [dataPath, agent] = [() => dataPaths.all[0] ?? expect.fail(), agents.all[0] ?? expect.fail()];

@@ -15,7 +15,7 @@ import { createServer, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { connectTo, receiveMessage, sendMessage } from '#base/linux/descriptor-sockets.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createKeeperFixture, eventually, type KeeperFixture, testProgram } from '#testing/keeper/keeper-process.ts';
 import { suspend } from '#testing/suspend.ts';
 import { heartbeatOf } from './heartbeat.ts';
@@ -24,7 +24,7 @@ import { encode, type KeeperState } from './protocol.ts';
 
 let scratch: KeeperFixture;
 
-describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', () => {
+describe.skipIf(lacks('linux', 'root'))('keepers and data paths as processes', () => {
   beforeEach(() => {
     scratch = createKeeperFixture();
   });

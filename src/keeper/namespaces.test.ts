@@ -17,8 +17,8 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { connectTo } from '#base/linux/descriptor-sockets.ts';
 import { silentLog } from '#base/log.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
-import { needs } from '#testbed/needs.ts';
 import { createKeeperFixture, eventually, type KeeperFixture } from '#testing/keeper/keeper-process.ts';
 import { suspend } from '#testing/suspend.ts';
 import type { KeeperClient } from './keeper-client.ts';
@@ -52,7 +52,7 @@ const childOf = (pid: number): string => {
   return existsSync(file) ? readFileSync(file, 'utf8').trim() : 'none';
 };
 
-describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
+describe.skipIf(lacks('fuse', 'root'))('keepers in two containers', () => {
   let scratch: KeeperFixture;
   let mountPoint: string;
   let containers: readonly [Container, Container];

@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { connectTo, listenAt } from '#base/linux/descriptor-sockets.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { settled } from '#testing/keeper/fake-children.ts';
 import { createPeerTerminator } from './peer-terminator.ts';
@@ -11,7 +11,7 @@ import { createPeerTerminator } from './peer-terminator.ts';
 // Like a kernel before 6.5, which offers only a pid that is not visible in this container.
 vi.mock(import('./system-calls.ts'), async (original) => ({ ...(await original()), openPeerPidfd: () => undefined }));
 
-describe.skipIf(needs('linux'))('a keeper known only by its socket', () => {
+describe.skipIf(lacks('linux'))('a keeper known only by its socket', () => {
   /** The other keeper and its terminator. */
   function createListener() {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-before-'));

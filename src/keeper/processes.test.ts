@@ -2,7 +2,7 @@ import { closeSync, readdirSync, readFileSync } from 'node:fs';
 import { describe, expect, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { socketPair } from '#base/linux/socket-pair.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { startChild } from './processes.ts';
 
@@ -23,7 +23,7 @@ const children = (): readonly string[] =>
     .flatMap((id) => readFileSync(`/proc/self/task/${id}/children`, 'utf8').split(' '))
     .filter((pid) => pid !== '');
 
-describe.skipIf(needs('linux'))('a program that cannot be started', () => {
+describe.skipIf(lacks('linux'))('a program that cannot be started', () => {
   test.each([
     ['the system refuses it', 'no \0 program', /null bytes/],
     ['it cannot be watched', 'a program', /EMFILE/],

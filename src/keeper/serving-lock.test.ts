@@ -5,13 +5,13 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { holdServingLock, isServed } from './serving-lock.ts';
 
 const run = promisify(execFile);
 const clock = systemClock();
 
-describe.skipIf(needs('linux'))('the serving lock', () => {
+describe.skipIf(lacks('linux'))('the serving lock', () => {
   let folder: string;
   let path: string;
 

@@ -2,11 +2,11 @@ import { mkdirSync, readFileSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createKeeperFixture, eventually } from '#testing/keeper/keeper-process.ts';
 import { type Launch, launchProcess } from './launch.ts';
 
-describe.skipIf(needs('linux', 'root'))('starting a keeper', () => {
+describe.skipIf(lacks('linux', 'root'))('starting a keeper', () => {
   test('keeps it running if the start is aborted after it took charge', { timeout: 60_000 }, async () => {
     await using scratch = createKeeperFixture();
     const first = await scratch.startKeeper();

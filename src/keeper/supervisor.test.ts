@@ -2,7 +2,7 @@ import { openSync, readSync, writeSync } from 'node:fs';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { createMemory } from '#base/linux/shared-memory.ts';
 import { silentLog } from '#base/log.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { createFakeChildren, type FakeChild, type FakeChildren, settled } from '#testing/keeper/fake-children.ts';
 import { heartbeatOffset } from './heartbeat.ts';
@@ -15,7 +15,7 @@ let children: FakeChildren;
 let held: HeldDescriptors;
 let supervisor: Supervisor;
 
-describe.skipIf(needs('linux'))('the supervisor', () => {
+describe.skipIf(lacks('linux'))('the supervisor', () => {
   beforeEach(() => {
     clock = createFakeClock();
     children = createFakeChildren();

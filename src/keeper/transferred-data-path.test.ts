@@ -2,7 +2,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { createMemory } from '#base/linux/shared-memory.ts';
 import { socketPair } from '#base/linux/socket-pair.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { createConnection } from './connection.ts';
 import { createHeldDescriptors, sendHeldDescriptors } from './held-descriptors.ts';
@@ -11,7 +11,7 @@ import { receiveTransfer, type TransferredDataPath } from './transferred-data-pa
 
 const clock = systemClock();
 
-describe.skipIf(needs('linux'))('a data path transferred from another keeper', () => {
+describe.skipIf(lacks('linux'))('a data path transferred from another keeper', () => {
   /** It has two mounts and has transferred them. */
   async function transferTwoMounts() {
     const [ownEnd, peerEnd] = socketPair();

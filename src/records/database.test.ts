@@ -10,7 +10,7 @@ import { afterEach, beforeEach, describe, expect, onTestFinished, test } from 'v
 import { StowageError } from '#core/errors.ts';
 import type { OperationId, StoreName, VolumeId, VolumeName } from '#core/model.ts';
 import type { Records } from '#core/ports.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { bytesOf, versionZero, volumeCount, volumeId } from './fixtures/make-version-0.ts';
 import { openRecords } from './sqlite.ts';
 
@@ -298,7 +298,7 @@ describe('a file that cannot be used', () => {
   });
 });
 
-describe.skipIf(needs('mount'))('a small disk', () => {
+describe.skipIf(lacks('mount'))('a small disk', () => {
   let disk: string;
 
   beforeEach(() => {

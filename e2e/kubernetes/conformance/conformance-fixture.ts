@@ -1,7 +1,7 @@
 import { join } from 'node:path';
 import { agnhost, binaries } from '#testbed/kubernetes/build.ts';
 import { importSuiteImages } from '#testbed/kubernetes/images.ts';
-import { toolPath } from '#testbed/needs.ts';
+import { toolPath } from '#testbed/lacks.ts';
 import { startFiler } from '../agent-filer.ts';
 import { type ChartFixture, chart, startChartFixture } from '../chart-fixture.ts';
 

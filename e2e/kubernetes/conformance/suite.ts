@@ -4,7 +4,7 @@ import { createWriteStream } from 'node:fs';
 import { mkdir, mkdtempDisposable, readFile, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { toolPath } from '#testbed/needs.ts';
+import { toolPath } from '#testbed/lacks.ts';
 
 export const drivers = ['file', 'local', 'directories'] as const;
 export type Driver = (typeof drivers)[number];

@@ -2,7 +2,7 @@ import { execFile } from 'node:child_process';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { needs, toolPath } from '#testbed/needs.ts';
+import { lacks, toolPath } from '#testbed/lacks.ts';
 import { type ChartFixture, startChartFixture } from '../chart-fixture.ts';
 
 const { signal } = new AbortController();
@@ -28,7 +28,7 @@ interface Run {
   readonly code?: number;
 }
 
-describe.skipIf(needs(...components))('the tests for any cluster', () => {
+describe.skipIf(lacks(...components))('the tests for any cluster', () => {
   let fixture: ChartFixture;
   let before: string;
 

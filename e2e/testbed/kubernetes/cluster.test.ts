@@ -4,7 +4,7 @@ import { globSync, readFileSync, rmSync } from 'node:fs';
 import { basename } from 'node:path';
 import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import { onPath } from '../component.ts';
-import { needs } from '../needs.ts';
+import { lacks } from '../lacks.ts';
 import { removeCgroups } from '../own-cgroups.ts';
 import { runner } from '../run.ts';
 import { type Cluster, startCluster } from './cluster.ts';
@@ -54,7 +54,7 @@ const machineState = async () => ({
   ]),
 });
 
-describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox'))('a Kubernetes cluster', () => {
+describe.skipIf(lacks('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox'))('a Kubernetes cluster', () => {
   let before: Awaited<ReturnType<typeof machineState>>;
   let cluster: Cluster;
   let image: string;
@@ -203,7 +203,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
   });
 });
 
-describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox'))(
+describe.skipIf(lacks('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox'))(
   'a test process that is killed',
   () => {
     test('ends its cluster, too', async () => {

@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { needs, toolPath } from '../needs.ts';
+import { lacks, toolPath } from '../lacks.ts';
 import { agnhost, binaries } from './build.ts';
 import { type Cluster, startCluster } from './cluster.ts';
 import { importSuiteImages } from './images.ts';
@@ -12,7 +12,7 @@ import { importSuiteImages } from './images.ts';
 const { signal } = new AbortController();
 const execute = promisify(execFile);
 
-describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox'))('a cluster of one node', () => {
+describe.skipIf(lacks('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox'))('a cluster of one node', () => {
   let cluster: Cluster;
 
   beforeAll(async () => {
@@ -20,7 +20,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
   });
   afterAll(() => cluster[Symbol.asyncDispose]());
 
-  test.skipIf(needs('helm'))('installs a chart with Helm, and uninstalls it', async () => {
+  test.skipIf(lacks('helm'))('installs a chart with Helm, and uninstalls it', async () => {
     await using work = await mkdtempDisposable(join(tmpdir(), 'stowage-helm-'));
     const chart = join(work.path, 'chart');
     await mkdir(join(chart, 'templates'), { recursive: true });
@@ -39,7 +39,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     await expect(cluster.kubectl('get', 'configmap', 'mine')).rejects.toThrow('NotFound');
   });
 
-  test.skipIf(needs('k8s-e2e'))(
+  test.skipIf(lacks('k8s-e2e'))(
     'passes one of Kubernetes’ own tests',
     async () => {
       const suite = toolPath('k8s-e2e');

@@ -8,7 +8,7 @@ import { systemClock } from '#base/clock.ts';
 import type { Source } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
 import type { KeeperState } from '#keeper/protocol.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { startUnmountWatchdog } from '#testing/fuse-mount.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
@@ -34,7 +34,7 @@ const program = join(import.meta.dirname, '..', '..', 'datapath', 'main.ts');
 /** A data path that runs from source starts slowly, and other tests run at the same time. */
 const maxPauseMs = 15_000;
 
-describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a pod', () => {
+describe.skipIf(lacks('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a pod', () => {
   const nfsExport = exportedByGanesha();
 
   const source = (): Source & { readonly kind: 'nfs' } => ({

@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { beforeEach, expect, onTestFinished, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { searchPath } from '../mounter/tools.ts';
 import { keeperRights, protectionPrefix } from './keeper-rights.ts';
 import { keeperUser, knownKeeperUser } from './keeper-user.ts';
@@ -78,7 +78,7 @@ test('protection against low memory is used as far as permitted and installed', 
   });
 });
 
-test.skipIf(needs('linux'))('prlimit and choom grant these rights, and run the next command', async () => {
+test.skipIf(lacks('linux'))('prlimit and choom grant these rights, and run the next command', async () => {
   const { commandPrefix, missingPrograms } = await protectionPrefix(true, searchPath());
   // Changes that need no privileges: a higher OOM score and a lower memlock limit.
   const [file = '', ...rest] = [...commandPrefix, 'cat', '/proc/self/oom_score_adj', '/proc/self/limits'].map((word) =>

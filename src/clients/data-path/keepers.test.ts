@@ -12,7 +12,7 @@ import { newVolumeId } from '#core/names.ts';
 import type { KeeperState } from '#keeper/protocol.ts';
 import { holdServingLock } from '#keeper/serving-lock.ts';
 import { peerCredentials } from '#keeper/system-calls.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { createSkippingClock } from '#testing/fakes/skipping-clock.ts';
 import { startUnmountWatchdog } from '#testing/fuse-mount.ts';
@@ -31,7 +31,7 @@ const run = promisify(execFile);
 const clock = systemClock();
 const unending = new AbortController().signal;
 
-describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mounts', () => {
+describe.skipIf(lacks('root', 'fuse', 'mount', 'ganesha'))('keepers and their mounts', () => {
   const nfsExport = exportedByGanesha();
 
   const source = (): Source & { readonly kind: 'nfs' } => ({

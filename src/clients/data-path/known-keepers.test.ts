@@ -6,7 +6,7 @@ import { silentLog } from '#base/log.ts';
 import type { Connection } from '#keeper/connection.ts';
 import { listenForPeers } from '#keeper/listening-socket.ts';
 import type { KeeperState } from '#keeper/protocol.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import type { AbandonedKeeper } from './keeper-termination.ts';
@@ -27,7 +27,7 @@ const unservedState: KeeperState = {
   isBorrowed: false,
 };
 
-describe.skipIf(needs('linux'))('known keepers', () => {
+describe.skipIf(lacks('linux'))('known keepers', () => {
   test('a keeper that has just replaced another one gets the full timeout, however long its predecessor served nothing', async () => {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-known-'));
     const clock = createFakeClock();

@@ -1,7 +1,7 @@
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { makeFarNetwork } from '#testing/network-namespaces.ts';
 import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { createKeepers } from './keepers.ts';
@@ -9,7 +9,7 @@ import { createKeepers } from './keepers.ts';
 const unending = new AbortController().signal;
 const kind = { network: 'docker:far', privilegedPorts: false };
 
-describe.skipIf(needs('root', 'netns'))('a keeper of an engine’s network', () => {
+describe.skipIf(lacks('root', 'netns'))('a keeper of an engine’s network', () => {
   test('follows the network to another namespace, once', { timeout: 60_000 }, async () => {
     await using far = await makeFarNetwork();
     const scratch = createScratchFolder();

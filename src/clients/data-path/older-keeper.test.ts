@@ -8,7 +8,7 @@ import { createDescriptorCopies } from '#keeper/descriptor-copies.ts';
 import { connectKeeper } from '#keeper/keeper-client.ts';
 import { listenForPeers } from '#keeper/listening-socket.ts';
 import type { KeeperState, Kind } from '#keeper/protocol.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { shareDescriptors } from './descriptor-sharing.ts';
 
 const clock = systemClock();
@@ -26,7 +26,7 @@ const olderState = {
   report: '',
 } as unknown as KeeperState;
 
-test.skipIf(needs('linux'))('a keeper of an older version is used without descriptor copies', async () => {
+test.skipIf(lacks('linux'))('a keeper of an older version is used without descriptor copies', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'stowage-older-'));
   const path = join(folder, 'own', 'sock');
   const receivedKinds: Kind[] = [];

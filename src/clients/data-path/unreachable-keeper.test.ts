@@ -6,7 +6,7 @@ import { silentLog } from '#base/log.ts';
 import type { Connection } from '#keeper/connection.ts';
 import { listenForPeers } from '#keeper/listening-socket.ts';
 import type { KeeperState } from '#keeper/protocol.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { settled } from '#testing/keeper/fake-children.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
@@ -35,7 +35,7 @@ const idleState: KeeperState = {
 };
 const kind = { network: undefined, privilegedPorts: false };
 
-describe.skipIf(needs('linux'))('a keeper that hangs in another container', () => {
+describe.skipIf(lacks('linux'))('a keeper that hangs in another container', () => {
   test('makes callers fail at once with advice, until it answers again', async () => {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-reach-'));
     const clock = createFakeClock();

@@ -5,7 +5,7 @@ import { type ContainerEngine, engineKindOf } from '#core/containers.ts';
 import { loadBusybox } from '#testbed/busybox.ts';
 import { startDockerd } from '#testbed/dockerd.ts';
 import type { TestEngine } from '#testbed/engine-machine.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { startPodman } from '#testbed/podman.ts';
 import { type ScriptedEngine, startScriptedEngine } from '#testbed/scripted-engine.ts';
 import { startTrivialPlugin, type TrivialPlugin } from '#testbed/trivial-plugin.ts';
@@ -29,7 +29,7 @@ function createRecordingLog(): Log & { readonly lines: string[] } {
 }
 
 describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
-  describe.skipIf(needs('root', 'mount', kind, 'busybox'))('and its containers', () => {
+  describe.skipIf(lacks('root', 'mount', kind, 'busybox'))('and its containers', () => {
     let testEngine: TestEngine;
     let engine: ContainerEngine;
     let image: string;
@@ -183,7 +183,7 @@ describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
   });
 });
 
-describe.skipIf(needs('root', 'mount', 'docker'))('a real engine that remaps users', () => {
+describe.skipIf(lacks('root', 'mount', 'docker'))('a real engine that remaps users', () => {
   test('is detected', async () => {
     await using real = await startDockerd(end.signal, { args: ['--userns-remap', 'default'] });
     using engine = createContainerEngine({

@@ -1,6 +1,6 @@
 import { describe, expect, test } from 'vitest';
 import { type Ext4Superblock, readSuperblock, type XfsSuperblock } from '#base/superblock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { canGrow } from './can-grow.ts';
 
@@ -32,7 +32,7 @@ describe('a file system', () => {
     expect(canGrow({ ...ext4, blocks: 1001n }, 1065 * 4096)).toBe(true);
   });
 
-  test.skipIf(needs('linux', 'xfs', 'ext4')).each(['xfs', 'ext4'] as const)(
+  test.skipIf(lacks('linux', 'xfs', 'ext4')).each(['xfs', 'ext4'] as const)(
     'that is new (%s) grows with its file',
     async (kind) => {
       using scratch = createScratchFolder();

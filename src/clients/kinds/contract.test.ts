@@ -9,8 +9,8 @@ import { connectTo } from '#base/linux/descriptor-sockets.ts';
 import type { NodeName } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
 import { peerCredentials } from '#keeper/system-calls.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
-import { needs } from '#testbed/needs.ts';
 import { clientContract } from '#testing/contracts/client.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { startUnmountWatchdog } from '#testing/fuse-mount.ts';
@@ -45,7 +45,7 @@ function scratchFixture(scratch: ScratchFolder) {
   };
 }
 
-describe.skipIf(needs('root', 'mount'))('directories', () => {
+describe.skipIf(lacks('root', 'mount'))('directories', () => {
   clientContract(
     'the directory client',
     async () => {
@@ -64,7 +64,7 @@ describe.skipIf(needs('root', 'mount'))('directories', () => {
   );
 });
 
-describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('images', () => {
+describe.skipIf(lacks('root', 'mount', 'loop', 'ext4'))('images', () => {
   clientContract(
     'the loop client',
     async () => {
@@ -82,7 +82,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('images', () => {
   );
 });
 
-describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
+describe.skipIf(lacks('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
   const exported = exportedByGanesha();
 
   clientContract(

@@ -14,7 +14,7 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { NodeName, Source } from '#core/model.ts';
 import type { Client } from '#core/ports.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { targetAt } from '#testing/staging-target.ts';
 import { createLinuxMounter } from '../mounter/linux-mounter.ts';
@@ -27,7 +27,7 @@ const clock = systemClock();
 const run = createRunProgram(clock);
 const mounter = createLinuxMounter({ clock, run, forbiddenFolders: () => [], storeRoots: () => [] });
 
-describe.skipIf(needs('root', 'mount'))('the directory client', () => {
+describe.skipIf(lacks('root', 'mount'))('the directory client', () => {
   let scratch: ScratchFolder;
   let client: Client<'directory'>;
   let source: Extract<Source, { kind: 'directory' }>;

@@ -5,7 +5,7 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { NodeName, Source } from '#core/model.ts';
 import type { Mounter } from '#core/ports.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { targetAt } from '#testing/staging-target.ts';
 import { stoppedLoopDevice } from '#testing/stopped-loop-device.ts';
@@ -41,7 +41,7 @@ beforeEach(() => {
 });
 afterEach(() => scratch[Symbol.dispose]());
 
-describe.skipIf(needs('root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
+describe.skipIf(lacks('root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
   "beside another program's loop device whose FUSE server is stopped",
   { timeout: 120_000 },
   () => {

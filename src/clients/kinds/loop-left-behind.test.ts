@@ -7,8 +7,8 @@ import { systemClock } from '#base/clock.ts';
 import type { NodeName, Source } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
 import type { Mounter } from '#core/ports.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
-import { needs } from '#testbed/needs.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { targetAt } from '#testing/staging-target.ts';
 import { createLinuxMounter } from '../mounter/linux-mounter.ts';
@@ -21,7 +21,7 @@ const clock = systemClock();
 const run = createRunProgram(clock);
 
 /** A container that ran Stowage has ended; its devices and mounts still exist and are in use. */
-describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount namespace that is gone', () => {
+describe.skipIf(lacks('root', 'mount', 'loop', 'ext4'))('loop devices of a mount namespace that is gone', () => {
   let scratch: ScratchFolder;
   let mounter: Mounter;
   let client: LoopClient;

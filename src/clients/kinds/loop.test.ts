@@ -18,7 +18,7 @@ import { basename, join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { NodeName, Source } from '#core/model.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { attachImage } from '#testing/loop-mount.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { targetAt } from '#testing/staging-target.ts';
@@ -82,7 +82,7 @@ beforeEach(() => {
 });
 afterEach(() => scratch[Symbol.dispose]());
 
-describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client, file systems', () => {
+describe.skipIf(lacks('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client, file systems', () => {
   test.each(['xfs', 'ext4'] as const)('%s: stages and unstages, each twice, and keeps the data', async (kind) => {
     const volume = source(scratch.image('v.img', 300, kind), kind);
     for (let n = 0; n < 2; n++) await client.stage(volume, targetAt(scratchPath('stage')), scratch.scope);
@@ -333,7 +333,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
   });
 });
 
-describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices', () => {
+describe.skipIf(lacks('root', 'mount', 'loop'))('the loop client, block devices', () => {
   test('stages and unstages, each twice, and writes to the image', async () => {
     const volume = source(scratch.image('v.img', 4), undefined);
     for (let n = 0; n < 2; n++) await client.stage(volume, targetAt(scratchPath('stage')), scratch.scope);

@@ -3,14 +3,14 @@ import { closeSync, mkdirSync, openSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { mounterContract, unableMounterContract } from '#testing/contracts/mounter.ts';
 import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { createLinuxMounter } from './linux-mounter.ts';
 import { createRunProgram } from './run-program.ts';
 import { createUnableMounter } from './unable-mounter.ts';
 
-describe.skipIf(needs('root', 'mount'))('on this kernel', () => {
+describe.skipIf(lacks('root', 'mount'))('on this kernel', () => {
   mounterContract('the Linux mounter', () => {
     const scratch = createScratchFolder();
     const [forbiddenFolder, publishedFolder] = [join(scratch.folder, 'state'), join(scratch.folder, 'state/published')];

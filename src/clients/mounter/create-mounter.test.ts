@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createMounter, type MounterOptions } from './create-mounter.ts';
 import { createRunProgram } from './run-program.ts';
 
@@ -43,7 +43,7 @@ describe('the chosen mounter', () => {
     expect(mounter.unable?.why).toBe('this process lacks CAP_SYS_ADMIN');
   });
 
-  test.skipIf(needs('linux'))('lists the mounts for an ordinary user, too', async () => {
+  test.skipIf(lacks('linux'))('lists the mounts for an ordinary user, too', async () => {
     await using who = await withCapabilities('0000000000000000');
     const mounter = await createMounter({ ...options, status: who.status });
     expect((await mounter.list(scope)).some((point) => point.at === '/proc')).toBe(true);

@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { Mounter } from '#core/ports.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { createLinuxMounter } from './linux-mounter.ts';
 import { type MountCalls, mountCalls } from './mount-calls.ts';
@@ -14,7 +14,7 @@ const clock = systemClock();
 const runProgram = createRunProgram(clock);
 const writable = { readOnly: false };
 
-describe.skipIf(needs('root', 'mount'))('a user who can write to a folder above a target', () => {
+describe.skipIf(lacks('root', 'mount'))('a user who can write to a folder above a target', () => {
   let scratch: ScratchFolder;
   /** The programs that ran. */
   let ranTools: string[];

@@ -2,13 +2,13 @@ import { execFileSync } from 'node:child_process';
 import { mkdirSync, readdirSync, realpathSync, renameSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import type { HeldPath } from './held-path.ts';
 import { createHoldLocal } from './hold-local.ts';
 import { type MountTable, readMountTable } from './mountinfo.ts';
 
-describe.skipIf(needs('root', 'mount'))('the synchronous open on the disk of the records', () => {
+describe.skipIf(lacks('root', 'mount'))('the synchronous open on the disk of the records', () => {
   let scratch: ScratchFolder;
   let table: MountTable;
   const scratchPath = (name: string): string => join(scratch.folder, name);

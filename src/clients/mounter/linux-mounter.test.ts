@@ -8,7 +8,7 @@ import type { Facts, Scope } from '#base/log.ts';
 import type { NodeName, VolumeId } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
 import type { Mounter } from '#core/ports.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { attachImage } from '#testing/loop-mount.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { targetAt } from '#testing/staging-target.ts';
@@ -37,7 +37,7 @@ const mounterWith = (run: RunProgram, ground: ScratchFolder, calls = mountCalls)
     storeRoots: () => [join(ground.folder, 'store')],
   });
 
-describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
+describe.skipIf(lacks('root', 'mount'))('the Linux mounter', () => {
   let scratch: ScratchFolder;
   let mounter: Mounter;
   const children: ChildProcess[] = [];
@@ -66,7 +66,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     return child;
   }
 
-  test.skipIf(needs('fuse'))('reports a mount whose server is gone', async () => {
+  test.skipIf(lacks('fuse'))('reports a mount whose server is gone', async () => {
     const mounted = await mountFuse('nobody', scratchPath('other'), writable);
     await mounted[Symbol.asyncDispose]();
     const expectedError = {
@@ -313,7 +313,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     expect(await mounter.reap(scratchPath('missing'), new Set(), scratch.scope)).toEqual([]);
   });
 
-  test.skipIf(needs('loop'))('reaps idle loop devices on images of the stores, and no others', async () => {
+  test.skipIf(lacks('loop'))('reaps idle loop devices on images of the stores, and no others', async () => {
     for (const name of ['volume', '.stowage/deleting', '.stowage/other'])
       mkdirSync(scratchPath(`store/${name}`), { recursive: true });
     const idle = [

@@ -5,7 +5,7 @@ import { open } from 'node:fs/promises';
 import { basename, join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { type Loop, listAttachedLoops } from './attached-loops.ts';
 import { configureOldLoop, freeLoop, loopInfo } from './loop-calls.ts';
@@ -52,7 +52,7 @@ async function killProcess(child: ChildProcess): Promise<void> {
   await ended;
 }
 
-describe.skipIf(needs('root', 'mount', 'loop'))("Stowage's own loop devices", () => {
+describe.skipIf(lacks('root', 'mount', 'loop'))("Stowage's own loop devices", () => {
   test('attach a file with 512-byte blocks and direct I/O, detached with the last user', async () => {
     const image = scratch.image('v.img', 4);
     {

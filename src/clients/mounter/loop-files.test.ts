@@ -2,7 +2,7 @@ import { execFileSync } from 'node:child_process';
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createSkippingClock } from '#testing/fakes/skipping-clock.ts';
 import { attachImage } from '#testing/loop-mount.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
@@ -29,7 +29,7 @@ function attachByOtherPath(folder: string): void {
 const loopsNamed = async (name: string): Promise<readonly Loop[]> =>
   (await listAttachedLoops()).filter(({ file }) => file === scratchPath(name));
 
-describe.skipIf(needs('root', 'mount', 'loop'))('a loop device that does not answer', () => {
+describe.skipIf(lacks('root', 'mount', 'loop'))('a loop device that does not answer', () => {
   async function findWithSilentDevice(image: string): Promise<readonly Loop[]> {
     const clock = createSkippingClock();
     // The device does not answer, as if another program's request to it waited for a disk.

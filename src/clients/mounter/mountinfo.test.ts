@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { mountTable, parseMountinfo, readBounded, readMountTable } from './mountinfo.ts';
 
 const escaped = (text: string): string =>
@@ -129,7 +129,7 @@ describe('mountinfo', () => {
     expect(table.mountPointIdentity(bind)).not.toEqual(table.mountPointIdentity(one));
   });
 
-  test.skipIf(needs('linux'))("parses every line of this machine's table", async () => {
+  test.skipIf(lacks('linux'))("parses every line of this machine's table", async () => {
     expect((await readMountTable()).mountAt('/proc')?.type).toBe('proc');
     // Other tests mount and unmount meanwhile: two reads of the table itself may differ.
     const text = readFileSync('/proc/self/mountinfo', 'utf8');

@@ -6,8 +6,8 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { SystemError } from '#base/linux/libc.ts';
 import type { Mounter } from '#core/ports.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
-import { needs } from '#testbed/needs.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { createLinuxMounter } from './linux-mounter.ts';
 import { type MountCalls, mountCalls } from './mount-calls.ts';
@@ -44,7 +44,7 @@ async function startOtherNamespace(): Promise<OtherNamespace> {
 /** As on a kernel before 5.12, or with a seccomp filter that does not know the newer calls. */
 const olderCalls: MountCalls = { ...mountCalls, bindWithFlags: () => false };
 
-describe.skipIf(needs('root', 'mount')).each([
+describe.skipIf(lacks('root', 'mount')).each([
   ['this kernel', mountCalls],
   ['an older kernel', olderCalls],
 ])('a bind that propagates to another mount namespace, with %s', (_, calls) => {
@@ -164,7 +164,7 @@ describe.skipIf(needs('root', 'mount')).each([
   });
 });
 
-describe.skipIf(needs('root', 'mount'))('a bind on an older kernel', () => {
+describe.skipIf(lacks('root', 'mount'))('a bind on an older kernel', () => {
   let scratch: ScratchFolder;
   const scratchPath = (name: string): string => join(scratch.folder, name);
   const mounterWith = (calls: Partial<MountCalls>): Mounter =>

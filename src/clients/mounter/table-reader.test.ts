@@ -3,11 +3,11 @@ import { mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node
 import { join } from 'node:path';
 import { setImmediate } from 'node:timers/promises';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { createTableReader, type MountTable } from './mountinfo.ts';
 
-describe.skipIf(needs('root', 'mount'))('the mount table reader', () => {
+describe.skipIf(lacks('root', 'mount'))('the mount table reader', () => {
   let scratch: ScratchFolder;
   const scratchPath = (name: string): string => join(scratch.folder, name);
   const mountTmpfs = (name: string): void => {

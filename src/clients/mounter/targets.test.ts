@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import fc from 'fast-check';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { createHoldLocal, type HoldLocal } from './hold-local.ts';
 import { readMountTable } from './mountinfo.ts';
@@ -12,7 +12,7 @@ import { createPathAccess } from './path-access.ts';
 import { checkPath } from './paths.ts';
 import { createTargets } from './targets.ts';
 
-describe.skipIf(needs('linux')).each([
+describe.skipIf(lacks('linux')).each([
   ['on any disk', false],
   ['on the disk of our records', true],
 ])('a target %s', (_, isLocal) => {
@@ -180,7 +180,7 @@ describe.skipIf(needs('linux')).each([
     ]);
   });
 
-  test.skipIf(needs('mount'))(
+  test.skipIf(lacks('mount'))(
     'with something mounted on it stays, and is not accessed, since its server may be gone',
     async () => {
       mkdirSync(scratchPath('theirs'));

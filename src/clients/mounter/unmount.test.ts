@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { Mounter } from '#core/ports.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { mountFuse } from '../data-path/fuse-mount.ts';
 import { createLinuxMounter } from './linux-mounter.ts';
@@ -13,7 +13,7 @@ import { createRunProgram, type RunProgram } from './run-program.ts';
 const clock = systemClock();
 const runProgram = createRunProgram(clock);
 
-describe.skipIf(needs('mount', 'fuse'))('one of our own FUSE file systems', () => {
+describe.skipIf(lacks('mount', 'fuse'))('one of our own FUSE file systems', () => {
   let scratch: ScratchFolder;
   let stage: string;
   let ranTools: string[];

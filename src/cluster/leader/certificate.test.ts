@@ -7,7 +7,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { connect, createServer } from 'node:tls';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { serverNames } from '../names.ts';
 import { type Credential, createCredential, readCredential } from './certificate.ts';
 
@@ -67,7 +67,7 @@ describe('a new certificate', () => {
     expect(certificate.validFromDate.toISOString()).toBe('2049-06-30T00:00:00.000Z');
   });
 
-  test.skipIf(needs('openssl'))('passes the strict checks of openssl, except for being self-signed', () => {
+  test.skipIf(lacks('openssl'))('passes the strict checks of openssl, except for being self-signed', () => {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-cert-'));
     onTestFinished(() => rmSync(folder, { recursive: true }));
     const path = join(folder, 'cert');

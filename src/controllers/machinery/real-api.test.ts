@@ -6,7 +6,7 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { type Scope, silentLog } from '#base/log.ts';
 import { type Cluster, startCluster } from '#testbed/kubernetes/cluster.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { kubeContract } from '#testing/contracts/kube.ts';
 import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { fromKubeconfig } from '#wire/kube/config.ts';
@@ -52,7 +52,7 @@ async function startProxy(to: URL): Promise<AsyncDisposable & { readonly port: n
   };
 }
 
-describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox'))('a real API server', () => {
+describe.skipIf(lacks('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox'))('a real API server', () => {
   let cluster: Cluster;
 
   beforeAll(async () => {

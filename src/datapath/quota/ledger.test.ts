@@ -12,7 +12,7 @@ import {
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createSharedFolder } from '#testing/fakes/shared-folder.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { type OpenExport, openExport } from '#testing/nfs-export.ts';
@@ -57,7 +57,7 @@ test('a grant that exceeds the limit is reverted', async () => {
   expect(texts.get(grantName(1, 'a'))).toBe('{"version":1,"granted":7}\n');
 });
 
-describe.skipIf(needs('ganesha'))('the ledger on nfs-ganesha', () => {
+describe.skipIf(lacks('ganesha'))('the ledger on nfs-ganesha', () => {
   const ganesha = ganeshaFolders('quota');
 
   const connect = (path: string): Promise<OpenExport> => openExport(ganesha.server, path);

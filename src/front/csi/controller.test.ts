@@ -6,7 +6,7 @@ import { formatSize } from '#base/size.ts';
 import type { StoreConfig, VolumeId, VolumeName } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
 import { parseStoreConfig } from '#core/store-uri.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { aCall } from '#testing/core-calls.ts';
 import { blockDevice, mounted, servedCsi } from '#testing/csi.ts';
 import type { GrpcClient } from '#testing/grpc-client.ts';
@@ -103,7 +103,7 @@ describe('CreateVolume', () => {
     expect(readdirSync(join(csi.folder, silver))).toContain('pvc-1');
   });
 
-  test.skipIf(needs('ext4'))(
+  test.skipIf(lacks('ext4'))(
     'completes an image with a file system after a kill, and then compares its file system',
     async () => {
       const images = mkdtempSync(join(csi.folder, 'images-'));

@@ -3,7 +3,7 @@ import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import type { Volume } from '#core/model.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { aCall } from '#testing/core-calls.ts';
 import { mounted, servedCsi } from '#testing/csi.ts';
 import type { GrpcClient } from '#testing/grpc-client.ts';
@@ -37,7 +37,7 @@ async function setDefaultSize(defaultSize: bigint): Promise<void> {
 }
 
 /** A kubelet that restarts repeats NodePublishVolume for each running pod. */
-describe.skipIf(needs('mount'))('publishing an inline volume of a running pod again', () => {
+describe.skipIf(lacks('mount'))('publishing an inline volume of a running pod again', () => {
   const publish = (attributes: Record<string, string>, more: object = {}) => {
     onTestFinished(async () => {
       await local.call(method.nodeUnpublishVolume, { volumeId, targetPath: at('pod') }).catch(() => undefined);
@@ -117,7 +117,7 @@ describe.skipIf(needs('mount'))('publishing an inline volume of a running pod ag
     expect(existsSync(join(data, 'file'))).toBe(true);
   });
 
-  test.skipIf(needs('loop', 'ext4'))(
+  test.skipIf(lacks('loop', 'ext4'))(
     'succeeds with the volume’s own file system, and is refused with another',
     async () => {
       await csi.server.core.stores.add('disks', `local://${mkdtempSync(at('images-'))}?layout=image`, aCall());
@@ -131,7 +131,7 @@ describe.skipIf(needs('mount'))('publishing an inline volume of a running pod ag
   );
 });
 
-test.skipIf(needs('mount'))(
+test.skipIf(lacks('mount'))(
   'an inline volume is found again after another host changed it on the shared store',
   async () => {
     const { stores } = csi.server.core;

@@ -3,7 +3,7 @@ import { existsSync, mkdirSync, mkdtempSync, readdirSync, writeFileSync } from '
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import type { VolumeId } from '#core/model.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { aCall } from '#testing/core-calls.ts';
 import { blockDevice, mounted, servedCsi } from '#testing/csi.ts';
 import type { GrpcClient } from '#testing/grpc-client.ts';
@@ -39,7 +39,7 @@ const unpublish = (name: string, id = volumeId) =>
   local.call(method.nodeUnpublishVolume, { volumeId: id, targetPath: at(name) });
 
 /** The kubelet removes the folder next, which fails as long as the folder is not empty. */
-describe.skipIf(needs('mount'))('NodeUnstageVolume leaves an empty folder', () => {
+describe.skipIf(lacks('mount'))('NodeUnstageVolume leaves an empty folder', () => {
   test('if a user unmounted the volume, and it was staged again', async () => {
     await stage();
     execFileSync('umount', [at('stage/volume')]);
@@ -76,7 +76,7 @@ describe.skipIf(needs('mount'))('NodeUnstageVolume leaves an empty folder', () =
   });
 });
 
-describe.skipIf(needs('mount'))('NodeUnpublishVolume removes the target', () => {
+describe.skipIf(lacks('mount'))('NodeUnpublishVolume removes the target', () => {
   const publish = (name: string, more: object = {}) =>
     local.call(method.nodePublishVolume, {
       volumeId,
@@ -96,7 +96,7 @@ describe.skipIf(needs('mount'))('NodeUnpublishVolume removes the target', () => 
     expect(existsSync(at('pod'))).toBe(false);
   });
 
-  test.skipIf(needs('loop'))('also of a device that a user had unmounted', async () => {
+  test.skipIf(lacks('loop'))('also of a device that a user had unmounted', async () => {
     await csi.server.core.stores.add('disks', `local://${mkdtempSync(at('images-'))}?layout=image`, aCall());
     const volumeCapability = blockDevice();
     volumeId = await create('disk', { volumeCapabilities: [volumeCapability], parameters: { store: 'disks' } });

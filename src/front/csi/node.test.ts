@@ -14,7 +14,7 @@ import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 import type { VolumeId } from '#core/model.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { aCall } from '#testing/core-calls.ts';
 import { blockDevice, mounted, servedCsi } from '#testing/csi.ts';
 import type { GrpcClient } from '#testing/grpc-client.ts';
@@ -134,7 +134,7 @@ describe('missing fields are reported first', () => {
   });
 });
 
-describe.skipIf(needs('mount'))('a volume', () => {
+describe.skipIf(lacks('mount'))('a volume', () => {
   let volumeId: string;
   const stagingTargetPath = (): string => at('stage');
 
@@ -447,7 +447,7 @@ describe('a requested file system that differs from that of the volume', () => {
     }
   });
 
-  test.skipIf(needs('mount', 'loop', 'ext4'))('is refused for images', async () => {
+  test.skipIf(lacks('mount', 'loop', 'ext4'))('is refused for images', async () => {
     await csi.server.core.stores.add('disks', `local://${mkdtempSync(at('images-'))}?layout=image`, aCall());
     await expect(tried(local, 'disks', 'xfs', 'disk')).rejects.toMatchObject({
       code: 3,
@@ -484,7 +484,7 @@ describe('a requested file system that differs from that of the volume', () => {
   });
 });
 
-describe.skipIf(needs('mount', 'loop', 'xfs'))('a block volume', () => {
+describe.skipIf(lacks('mount', 'loop', 'xfs'))('a block volume', () => {
   test('is a device file in the staging folder', async () => {
     const images = mkdtempSync(at('images-'));
     await csi.server.core.stores.add('disks', `local://${images}?layout=image`, aCall());

@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { fileDriver } from '#core/csi-drivers.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { aCall, collectingLog } from '#testing/core-calls.ts';
 import { grpcClient } from '#testing/grpc-client.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
@@ -19,7 +19,7 @@ interface Server {
   readonly owner?: number;
 }
 
-describe.skipIf(needs('fuse', 'root', 'mount'))('pods with an fsGroup', () => {
+describe.skipIf(lacks('fuse', 'root', 'mount'))('pods with an fsGroup', () => {
   let folder: string;
   let exported: string;
   let server: TestServer;

@@ -7,7 +7,7 @@ import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { aCall } from '#testing/core-calls.ts';
 import { createFakeEngine, type FakeEngine } from '#testing/fakes/container-engine.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
@@ -19,7 +19,7 @@ const plugin = 'stowage-local';
 /** Podman's timeout: it gives up after a few seconds, and retries. */
 const podmanHold = '2f73349cfc4630255319c6c8dfc1b46a8996ace9d14d8e07563b165915918ec2';
 
-describe.skipIf(needs('mount'))('a volume that engines mount', () => {
+describe.skipIf(lacks('mount'))('a volume that engines mount', () => {
   let server: TestServer;
   let docker: FakeEngine;
   let kind: GatedKind;

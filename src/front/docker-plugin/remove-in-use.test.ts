@@ -2,11 +2,11 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { aCall } from '#testing/core-calls.ts';
 import { servedPlugins } from '#testing/plugin.ts';
 
-describe.skipIf(needs('root', 'mount'))('a volume that is also mounted at a path', () => {
+describe.skipIf(lacks('root', 'mount'))('a volume that is also mounted at a path', () => {
   const it = servedPlugins();
 
   test('is not removed, and the error names the mount path to the administrator but not to an engine', async () => {

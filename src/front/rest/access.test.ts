@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { aCall } from '#testing/core-calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { allRoutes } from '#testing/routes.ts';
@@ -425,7 +425,7 @@ describe('cancelling an operation needs the same role as starting it', () => {
   });
 });
 
-describe.skipIf(needs('mount'))('a path where a volume of another store is mounted', () => {
+describe.skipIf(lacks('mount'))('a path where a volume of another store is mounted', () => {
   test('is reported as taken, without the name of the volume', async () => {
     const target = `${server.folder}-mount`;
     const api = await server.as('admin', 'one');

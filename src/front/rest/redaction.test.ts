@@ -7,7 +7,7 @@ import { parseStoreConfig } from '#core/store-uri.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { aCall, collectingLog, waitForOptions } from '#testing/core-calls.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { type Answer, type Api, startServer, type TestServer } from '#testing/server.ts';
@@ -218,7 +218,7 @@ test('an open store whose server begins to deny this host is a permission proble
   await vi.waitFor(async () => expect((await user.get('/v1/volumes/lost..v')).status).toBe(200), 20_000);
 });
 
-test.skipIf(needs('root', 'ganesha'))(
+test.skipIf(lacks('root', 'ganesha'))(
   'a store whose export denies this host is reported as a permission problem, with a hint to ask the administrator',
   async () => {
     const { signal } = new AbortController();

@@ -2,7 +2,7 @@ import { existsSync } from 'node:fs';
 import { mkdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { type Api, startServer, type TestServer } from '#testing/server.ts';
 
 let server: TestServer;
@@ -261,7 +261,7 @@ describe('the server', () => {
   });
 });
 
-describe.skipIf(needs('mount'))('mounts', () => {
+describe.skipIf(lacks('mount'))('mounts', () => {
   test('a volume can be mounted, listed and unmounted', async () => {
     const target = `${server.folder}-mount`;
     const { id } = (await api.post('/v1/volumes', { name: 'mounted' })).body;

@@ -20,7 +20,7 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeSpec } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
 import { keptForAWeek } from '#testing/trash-retention.ts';
@@ -210,7 +210,7 @@ describe('a record', () => {
     expect(await readdir(storeUnderTest.root)).toEqual(['.stowage', 'a.meta']);
   });
 
-  test.skipIf(needs('root'))('that is a device or a socket is refused, and the store opens', async () => {
+  test.skipIf(lacks('root'))('that is a device or a socket is refused, and the store opens', async () => {
     execFileSync('mknod', [storeUnderTest.at('a.meta'), 'c', '1', '5']);
     const server = createServer().listen(storeUnderTest.at('b.meta'));
     await once(server, 'listening');
@@ -312,7 +312,7 @@ describe('a directory that is a store itself', () => {
   });
 });
 
-describe.skipIf(needs('mount'))('on a small disk', () => {
+describe.skipIf(lacks('mount'))('on a small disk', () => {
   let disk: string;
   let store: LocalStoreUnderTest;
 
@@ -419,7 +419,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
     }
   });
 
-  test.skipIf(needs('xfs', 'ext4'))('a full store leaves nothing of an image that did not fit', async () => {
+  test.skipIf(lacks('xfs', 'ext4'))('a full store leaves nothing of an image that did not fit', async () => {
     await using images = await localStore({ layout: 'image' }, await mkdtemp(join(disk, 'images-')));
     // The log of xfs never fits. The tables of ext4 do not fit only if the disk is nearly full.
     for (const bytes of [300n, 20n].map((size) => size * 1024n * 1024n)) {

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { mountImage } from '#testing/loop-mount.ts';
 import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { maxFileCalls, maxShortCalls } from './slots-by-device.ts';
@@ -12,7 +12,7 @@ import { maxFileCalls, maxShortCalls } from './slots-by-device.ts';
 const run = promisify(execFile);
 const program = fileURLToPath(new URL('../../testing/hung-disk.ts', import.meta.url));
 
-describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a disk that does not answer', () => {
+describe.skipIf(lacks('linux', 'root', 'mount', 'loop', 'ext4'))('a disk that does not answer', () => {
   test('blocks a limited number of threads, and only the names of the blocked calls', { timeout: 60_000 }, async () => {
     const ground = createScratchFolder();
     onTestFinished(() => ground[Symbol.dispose]());

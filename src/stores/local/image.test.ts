@@ -19,7 +19,7 @@ import { systemClock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeSpec } from '#core/model.ts';
 import { volumeName } from '#core/names.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
 import { mountImage } from '#testing/loop-mount.ts';
@@ -68,7 +68,7 @@ async function reasonOf(work: Promise<unknown>): Promise<string> {
   return thrown instanceof StowageError ? `${thrown.code} ${thrown.reason}` : `not a StowageError: ${String(thrown)}`;
 }
 
-describe.skipIf(needs('mount', 'loop', 'xfs', 'ext4'))('a mounted image', () => {
+describe.skipIf(lacks('mount', 'loop', 'xfs', 'ext4'))('a mounted image', () => {
   test.each([
     ['xfs', 300n * MiB],
     ['xfs', 500n * MiB + 4096n],
@@ -149,7 +149,7 @@ describe.skipIf(needs('mount', 'loop', 'xfs', 'ext4'))('a mounted image', () => 
   });
 });
 
-describe.skipIf(needs('xfs', 'ext4'))('an image store', () => {
+describe.skipIf(lacks('xfs', 'ext4'))('an image store', () => {
   beforeEach(() => open());
 
   test('gives a block volume exactly the requested size, and no file system', async () => {
@@ -250,7 +250,7 @@ describe.skipIf(needs('xfs', 'ext4'))('an image store', () => {
   });
 });
 
-describe.skipIf(needs('ext4'))('an image', () => {
+describe.skipIf(lacks('ext4'))('an image', () => {
   beforeEach(() => open({ filesystem: 'ext4' }));
   const isEmpty = async (made: Volume): Promise<boolean> => (await storeUnderTest.store.usage(made, scope)).empty;
 

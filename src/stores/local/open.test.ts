@@ -7,7 +7,7 @@ import { pathToFileURL } from 'node:url';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { asOrdinaryUser } from '#testbed/ordinary-user.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { openLocal } from '#testing/local-store.ts';
@@ -391,13 +391,13 @@ describe('options', () => {
     }
   });
 
-  test.skipIf(needs('root'))('a volume gets the uid and gid of the options', async () => {
+  test.skipIf(lacks('root'))('a volume gets the uid and gid of the options', async () => {
     const store = await open(root, { options: { uid: '1234', gid: '5678' } });
     await makeVolume(store, 'a');
     expect(await stat(join(root, 'a'))).toMatchObject({ uid: 1234, gid: 5678 });
   });
 
-  test.skipIf(needs('ordinary-user'))(
+  test.skipIf(lacks('ordinary-user'))(
     'an ordinary user cannot open a store whose volumes belong to another user',
     async () => {
       await chmod(root, 0o777);
@@ -411,7 +411,7 @@ describe('options', () => {
     },
   );
 
-  test.skipIf(needs('ordinary-user', 'root'))(
+  test.skipIf(lacks('ordinary-user', 'root'))(
     'an ordinary user cannot open a store in a directory of another user',
     async () => {
       await chmod(root, 0o755);
@@ -439,7 +439,7 @@ test('a # in the URI is refused', async () => {
   expect(await readdir(join(root, 'a'))).toEqual([]);
 });
 
-describe.skipIf(needs('root', 'mount'))('on an overlay', () => {
+describe.skipIf(lacks('root', 'mount'))('on an overlay', () => {
   test('directories of the lower layer cannot be moved, and the error says what to do', async () => {
     const at = (name: string): string => join(root, name);
     for (const name of ['disk', 'merged']) await mkdir(at(name));

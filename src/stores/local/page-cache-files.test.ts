@@ -2,12 +2,12 @@ import { execFileSync } from 'node:child_process';
 import { mkdirSync, readFileSync, renameSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { localFiles } from './files.ts';
 import { filesIn, folderInCache } from './page-cache-files.ts';
 
-describe.skipIf(needs('linux'))('files of a store on a disk of this machine', () => {
+describe.skipIf(lacks('linux'))('files of a store on a disk of this machine', () => {
   let ground: ScratchFolder;
   const at = (...names: readonly string[]): string => join(ground.folder, ...names);
 
@@ -83,7 +83,7 @@ describe.skipIf(needs('linux'))('files of a store on a disk of this machine', ()
     expect(before.toString()).toBe('some record');
   });
 
-  test.skipIf(needs('root', 'mount'))(
+  test.skipIf(lacks('root', 'mount'))(
     'are not read synchronously if another file system is mounted there',
     async () => {
       const files = await filesIn(at('store'));
@@ -95,7 +95,7 @@ describe.skipIf(needs('linux'))('files of a store on a disk of this machine', ()
     },
   );
 
-  test.skipIf(needs('root', 'mount'))('are not read synchronously on a file system of an unknown type', async () => {
+  test.skipIf(lacks('root', 'mount'))('are not read synchronously on a file system of an unknown type', async () => {
     mkdirSync(at('other'));
     execFileSync('mount', ['-t', 'ramfs', '--', 'stowage-test', at('other')]);
     writeFileSync(at('other', 'one.meta'), 'some record');

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import type { StowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
 import { mountImage } from '#testing/loop-mount.ts';
@@ -23,7 +23,7 @@ const mountDisk = {
   },
 } as const;
 
-describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('with one free block left', () => {
+describe.skipIf(lacks('root', 'mount', 'loop', 'ext4'))('with one free block left', () => {
   describe.each(['tmpfs', 'ext4'] as const)('on %s', (kind) => {
     let ground: ScratchFolder;
     let disk: string;

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { asOrdinaryUser } from '#testbed/ordinary-user.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { scanTree } from './scan.ts';
@@ -93,7 +93,7 @@ describe('emptying a folder', () => {
     expect(await readdir(folder)).toEqual([]);
   });
 
-  test.skipIf(needs('ordinary-user'))('an ordinary user removes directories whose mode denies access', async () => {
+  test.skipIf(lacks('ordinary-user'))('an ordinary user removes directories whose mode denies access', async () => {
     await chmod(folder, 0o777);
     const code = `
       const { mkdir, writeFile, chmod, readdir } = await import('node:fs/promises');

@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import type { StoreCheck } from '#core/model.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
@@ -73,7 +73,7 @@ test('with one source port, the check shares the only connection', async () => {
   expect(await store.check(scope)).toMatchObject({ ok: true });
 });
 
-describe.skipIf(needs('openssl'))('RPC with TLS', () => {
+describe.skipIf(lacks('openssl'))('RPC with TLS', () => {
   test('a check reads ca.pem again', async () => {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-nfs-check-tls-'));
     onTestFinished(() => rmSync(folder, { recursive: true }));

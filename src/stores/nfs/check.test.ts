@@ -9,7 +9,7 @@ import type { StoreCheck } from '#core/model.ts';
 import { parseStoreConfig } from '#core/store-uri.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { startGaneshaWithRpcbind } from '#testbed/rpcbind.ts';
 import { aCall, waitForOptions } from '#testing/core-calls.ts';
@@ -50,7 +50,7 @@ const checkNewStore = async (uri: string): Promise<StoreCheck> => check(await st
 
 const healthySummary = 'resolve ✓, connect ✓, mount ✓, write ✓, fsync ✓, delete ✓, round-trip ✓, room ✓';
 
-describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
+describe.skipIf(lacks('ganesha', 'mount'))('nfs-ganesha', () => {
   let scratch: ScratchFolder;
   let ganesha: NfsServer;
   const pathIn = (...names: readonly string[]): string => join(scratch.folder, ...names);
@@ -156,7 +156,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
   });
 });
 
-describe.skipIf(needs('ganesha', 'rpcbind'))('a portmapper', () => {
+describe.skipIf(lacks('ganesha', 'rpcbind'))('a portmapper', () => {
   test('returns the port of the MOUNT service, which the check reports', async () => {
     const scratch = createScratchFolder();
     onTestFinished(() => scratch[Symbol.dispose]());
@@ -325,7 +325,7 @@ describe('the probe file', () => {
   });
 });
 
-test.skipIf(needs('linux'))('a check from a network that does not exist names the argument to correct', async () => {
+test.skipIf(lacks('linux'))('a check from a network that does not exist names the argument to correct', async () => {
   const config = parseStoreConfig('silver', 'nfs://127.0.0.1/export', 'file', new Map([['nfs', kind]]));
   const check = await kind.probe?.(config, config.policy, aCall(), 'netns:no-such-network');
   if (check === undefined) throw new Error('not checked');

@@ -17,7 +17,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Source } from '#core/model.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { mountNfs } from '#testing/nfs-mount.ts';
 import type { FileHandle, NfsClient, SetAttributes } from '#wire/nfs3/index.ts';
@@ -111,7 +111,7 @@ function plantFiles({ directory, parent }: Volume): void {
 
 const allNames = ['.', 'a', 'a/b', 'a/b/file', 'a/program', 'link'];
 
-describe.skipIf(needs('root'))('changing the group of a volume', () => {
+describe.skipIf(lacks('root'))('changing the group of a volume', () => {
   test('changes the group and mode of all files, keeps owners, and does not follow links', async () => {
     const served = await startVolume('none');
     plantFiles(served);
@@ -184,7 +184,7 @@ describe.skipIf(needs('root'))('changing the group of a volume', () => {
   });
 });
 
-describe.skipIf(needs('root', 'fuse'))('a mounted volume after its group was changed', () => {
+describe.skipIf(lacks('root', 'fuse'))('a mounted volume after its group was changed', () => {
   const runAs = (uid: number, script: string, ...args: readonly string[]) =>
     run('setpriv', [
       '--reuid',

@@ -8,7 +8,7 @@ import { volumeName } from '#core/names.ts';
 import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { contentsOf, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
@@ -102,7 +102,7 @@ const reasonOf = (result: PromiseSettledResult<unknown>): string =>
   result.status === 'fulfilled' ? 'done' : result.reason instanceof StowageError ? result.reason.reason : 'no reason';
 
 for (const [title, start] of Object.entries(sites))
-  describe.skipIf(title === 'nfs-ganesha' && needs('ganesha'))(`several hosts on ${title}`, () => {
+  describe.skipIf(title === 'nfs-ganesha' && lacks('ganesha'))(`several hosts on ${title}`, () => {
     let site: Site;
     beforeAll(async () => {
       site = await start();

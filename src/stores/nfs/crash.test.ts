@@ -7,7 +7,7 @@ import type { Volume, VolumeSpec } from '#core/model.ts';
 import { volumeName } from '#core/names.ts';
 import { type Connect, createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
@@ -290,7 +290,7 @@ describe('with volumes in folders, killed', () => {
   testCrashes(onDisk({ pathTemplate: '{label:team}/{name}' }), ['create', 'put into the trash', 'restore']);
 });
 
-describe.skipIf(needs('ganesha'))('on nfs-ganesha, killed', () => {
+describe.skipIf(lacks('ganesha'))('on nfs-ganesha, killed', () => {
   const ganesha = ganeshaFolders('crash');
   const next = async () => {
     const ground = { ...ganesha.fresh(), connect: createConnect(systemClock()) };

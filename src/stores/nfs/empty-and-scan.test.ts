@@ -17,7 +17,7 @@ import { DeadlineExceeded, systemClock } from '#base/clock.ts';
 import type { Volume } from '#core/model.ts';
 import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { openNfs } from '#testing/nfs-store.ts';
@@ -27,7 +27,7 @@ import type { FileStore } from '../file-store/verbs.ts';
 
 // Deletes and measures whole trees of users' files through the server.
 
-describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
+describe.skipIf(lacks('ganesha'))('on nfs-ganesha', () => {
   const ganesha = ganeshaFolders('trees');
   let folder: string;
   let freshExport: ReturnType<typeof ganesha.fresh>;

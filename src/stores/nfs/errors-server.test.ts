@@ -6,7 +6,7 @@ import { StowageError } from '#core/errors.ts';
 import type { VolumeSpec } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { startProxy } from '#testing/cutting-proxy.ts';
@@ -32,7 +32,7 @@ const spec = (name: string): VolumeSpec => ({
   instance: 'instance-1',
 });
 
-describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
+describe.skipIf(lacks('ganesha', 'mount'))('nfs-ganesha', () => {
   let scratch: ScratchFolder;
   let ganesha: NfsServer;
 
@@ -262,7 +262,7 @@ describe('our own server', () => {
     expect(await refusal(open(own, '/export'))).toMatchObject({ code: 'denied', reason: 'nfs-read-only' });
   });
 
-  test.skipIf(needs('linux', 'root'))('reports that MOUNT requires a privileged port, too', async () => {
+  test.skipIf(lacks('linux', 'root'))('reports that MOUNT requires a privileged port, too', async () => {
     const own = await startOwnServer({ path: '/export', privilegedPorts: true });
     expect(await refusal(open(own, '/export'))).toMatchObject({ code: 'denied', reason: 'nfs-privileged-port' });
     const store = await open(own, '/export', { sourceport: 'privileged' });

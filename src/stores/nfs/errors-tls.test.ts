@@ -4,14 +4,14 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import type { StowageError } from '#core/errors.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { expectError, refusal } from '#testing/expected-errors.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
-describe.skipIf(needs('openssl'))('RPC with TLS', () => {
+describe.skipIf(lacks('openssl'))('RPC with TLS', () => {
   let folder: string;
   const pathIn = (...names: readonly string[]): string => join(folder, ...names);
   const read = (name: string): Buffer => readFileSync(pathIn(name));

@@ -4,7 +4,7 @@ import { type AddressInfo, createServer, type Server } from 'node:net';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, onTestFinished, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { expectError, refusal } from '#testing/expected-errors.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
@@ -63,7 +63,7 @@ describe('a server that cannot be reached', () => {
     });
   });
 
-  test.skipIf(needs('linux', 'root'))('is reported if there is no route', async () => {
+  test.skipIf(lacks('linux', 'root'))('is reported if there is no route', async () => {
     const nodeFlags = ['--disable-warning=ExperimentalWarning', '--input-type=module', '--eval', openWithoutRoutes];
     const args = ['--net', process.execPath, ...nodeFlags, 'nfs://198.18.0.1/export'];
     const { stdout } = await promisify(execFile)('unshare', args, { timeout: 20_000, cwd: repository });

@@ -8,7 +8,7 @@ import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { freePorts, loopbackAddress } from '#testbed/daemon.ts';
 import { startGoNfs } from '#testbed/go-nfs.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { outcome } from '#testing/expected-errors.ts';
 import { openExtraAddress } from '#testing/extra-address.ts';
@@ -47,7 +47,7 @@ function createFolder(what: string): string {
   return folder;
 }
 
-describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
+describe.skipIf(lacks('ganesha'))('nfs-ganesha', () => {
   const [frozen, healthy] = [ganeshaFolders('frozen'), ganeshaFolders('healthy')];
 
   async function openStores(frozenTimeoutMs = timeoutMs) {
@@ -171,7 +171,7 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
   });
 });
 
-test.skipIf(needs('go-nfs'))(
+test.skipIf(lacks('go-nfs'))(
   'a server that forgets its handles when it is restarted is asked for new ones',
   async () => {
     const path = createFolder('frozen');

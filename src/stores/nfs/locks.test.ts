@@ -10,7 +10,7 @@ import type { ProcessMarks } from '#core/ports.ts';
 import { type Connect, createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { outcome } from '#testing/expected-errors.ts';
@@ -40,7 +40,7 @@ interface Host {
   hook: CallInterceptor;
 }
 
-describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
+describe.skipIf(lacks('ganesha'))('on nfs-ganesha', () => {
   const ganesha = ganeshaFolders('locks');
   let folder: string;
   let freshExport: ReturnType<typeof ganesha.fresh>;
@@ -338,7 +338,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   });
 });
 
-describe.skipIf(needs('ganesha', 'mount'))('on a full server', () => {
+describe.skipIf(lacks('ganesha', 'mount'))('on a full server', () => {
   let scratch: ScratchFolder;
   let path: string;
   let server: NfsServer;

@@ -8,7 +8,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { type StowageError, stowageError } from '#core/errors.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { asOrdinaryUser } from '#testbed/ordinary-user.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
@@ -31,7 +31,7 @@ async function namesIn(store: FileStore): Promise<readonly string[]> {
   return names.sort();
 }
 
-describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
+describe.skipIf(lacks('root', 'netns'))('a store in another network', () => {
   let farNetwork: FarNetwork;
 
   beforeAll(async () => {
@@ -192,7 +192,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
     await store.create(volumeSpec('privileged'), scope);
   });
 
-  test.skipIf(needs('openssl'))('connections are encrypted if tls is set', async () => {
+  test.skipIf(lacks('openssl'))('connections are encrypted if tls is set', async () => {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-far-tls-'));
     onTestFinished(() => rmSync(folder, { recursive: true }));
     const [key, cert] = [join(folder, 'key.pem'), join(folder, 'ca.pem')];
@@ -279,7 +279,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
     expect(message).toContain('the network /etc/hosts cannot be used: nsenter:');
   });
 
-  test.skipIf(needs('ordinary-user'))(
+  test.skipIf(lacks('ordinary-user'))(
     'a process that may not enter the namespace gets an error with the required capability',
     async () => {
       const parentProcess = startProgram(

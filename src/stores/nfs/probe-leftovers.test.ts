@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { silentLog } from '#base/log.ts';
 import { parseStoreConfig } from '#core/store-uri.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { defaultPolicy } from '#testing/default-policy.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { connectScripted } from '#testing/fakes/scripted-nfs.ts';
@@ -31,7 +31,7 @@ function leaveProbe(path: string, ageMs: number, text = 'probe\n'): string {
   return path;
 }
 
-describe.skipIf(needs('ganesha', 'root'))('on a real server, a check', () => {
+describe.skipIf(lacks('ganesha', 'root'))('on a real server, a check', () => {
   const ganesha = ganeshaFolders('leftovers');
 
   test('removes files of checks that were killed long ago, and nothing else', async () => {

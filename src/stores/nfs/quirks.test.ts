@@ -11,7 +11,7 @@ import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { freePorts, loopbackAddress } from '#testbed/daemon.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { startGoNfs } from '#testbed/go-nfs.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { startRustNfs } from '#testbed/nfs3-server.ts';
 import { type StoreUnderTest, scope, storeContract } from '#testing/contracts/store.ts';
 import { openExtraAddress } from '#testing/extra-address.ts';
@@ -29,7 +29,7 @@ import type { FileStore } from '../file-store/verbs.ts';
 const spec = (name: string, more: Partial<VolumeSpec> = {}): VolumeSpec =>
   volumeSpec(name, { requestId: `${Math.random()}`, ...more });
 
-describe.skipIf(needs('go-nfs'))('go-nfs', () => {
+describe.skipIf(lacks('go-nfs'))('go-nfs', () => {
   storeContract('NFS on go-nfs', async () => {
     const folder = quickFolder('go-nfs');
     const server = await startGoNfs({ path: folder, signal: scope.signal });
@@ -99,7 +99,7 @@ async function startNfs3Server(): Promise<StoreUnderTest<FileStore>> {
   };
 }
 
-describe.skipIf(needs('nfs3-server'))('nfs3_server', () => {
+describe.skipIf(lacks('nfs3-server'))('nfs3_server', () => {
   storeContract('NFS on nfs3_server', startNfs3Server);
 });
 
@@ -107,7 +107,7 @@ describe.each([
   ['go-nfs', (path: string) => startGoNfs({ path, signal: scope.signal })],
   ['nfs3-server', () => startRustNfs(scope.signal)],
 ] as const)('several hosts on %s', (title, start) => {
-  test.skipIf(needs(title))('make one volume for a name, and every change counts', async () => {
+  test.skipIf(lacks(title))('make one volume for a name, and every change counts', async () => {
     const folder = quickFolder('quirks');
     onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
     await using server = await start(folder);
@@ -165,7 +165,7 @@ test('stores on one server share its connections; closing one leaves the others'
   await expect(two.create(spec('e'), scope)).rejects.toThrow(StowageError);
 });
 
-test.skipIf(needs('ganesha'))('a store with 5,000 volumes lists each of them once', async () => {
+test.skipIf(lacks('ganesha'))('a store with 5,000 volumes lists each of them once', async () => {
   const folder = realpathSync(quickFolder('many'));
   onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
   await using server = await startGanesha({ exports: [{ path: folder, tag: 'many' }], signal: scope.signal });

@@ -5,7 +5,7 @@ import { systemClock } from '#base/clock.ts';
 import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { portsOf } from '#testing/ganesha-folders.ts';
 import { quickFolder } from '#testing/nfs-contents.ts';
@@ -40,7 +40,7 @@ describe('the time for the expiry of the trash', () => {
     expect(expiresAt).toBeLessThan(Date.now() + 5 * day + toleranceMs);
   });
 
-  describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
+  describe.skipIf(lacks('ganesha'))('on nfs-ganesha', () => {
     let parent: string;
     let server: Awaited<ReturnType<typeof startGanesha>>;
     beforeAll(async () => {

@@ -5,7 +5,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { StowageError } from '#core/errors.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { portsOf } from '#testing/ganesha-folders.ts';
 import { fillUpToOneBlock, manyLabels, removeFiller } from '#testing/nearly-full-disk.ts';
@@ -49,7 +49,7 @@ const reasonOf = (work: Promise<unknown>): Promise<unknown> =>
   );
 
 describe.each(['our own server', 'ganesha'] as const)('with one free block left on %s', (kind) => {
-  const isSkipped = needs('root', 'mount', ...(kind === 'ganesha' ? (['ganesha'] as const) : []));
+  const isSkipped = lacks('root', 'mount', ...(kind === 'ganesha' ? (['ganesha'] as const) : []));
   test.skipIf(isSkipped)('no failed change truncates a record, and changes succeed once there is space', async () => {
     const { disk, ...server } = await servers[kind]();
     const store: FileStore = await openNfs(server);

@@ -2,7 +2,7 @@ import { mkdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { describe } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { storeContract } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
@@ -50,7 +50,7 @@ storeContract('NFS on the local file system', async () => {
 });
 storeContract('NFS on our own server', async () => nfsStore(await onOwnServer()));
 
-describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
+describe.skipIf(lacks('ganesha'))('nfs-ganesha', () => {
   const ganesha = ganeshaFolders('store');
   /** A directory below the export is a store of its own. */
   storeContract('NFS on ganesha', async () =>

@@ -6,7 +6,7 @@ import { StowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import { type Connect, createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
@@ -148,7 +148,7 @@ describe('a host that is killed while it maintains the trash', () => {
     }));
 });
 
-describe.skipIf(needs('ganesha'))('a host that is killed while it maintains the trash on nfs-ganesha', () => {
+describe.skipIf(lacks('ganesha'))('a host that is killed while it maintains the trash on nfs-ganesha', () => {
   const ganesha = ganeshaFolders('trash-crash');
   test('loses no entry that is not due, and purges the due one', () =>
     crashAtEveryCall(async () => {

@@ -7,7 +7,7 @@ import type { Volume } from '#core/model.ts';
 import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { portsOf } from '#testing/ganesha-folders.ts';
 import { quickFolder } from '#testing/nfs-contents.ts';
@@ -19,7 +19,7 @@ import type { FileStore } from '../file-store/verbs.ts';
 const minute = 60_000;
 const day = 24 * 60 * minute;
 
-describe.skipIf(needs('ganesha', 'mount'))('the trash of a full NFS store', () => {
+describe.skipIf(lacks('ganesha', 'mount'))('the trash of a full NFS store', () => {
   let folder: string;
   let server: Awaited<ReturnType<typeof startGanesha>>;
   let store: FileStore;

@@ -8,7 +8,7 @@ import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { aCall } from '#testing/core-calls.ts';
 import { createSkewedClock, type SkewedClock } from '#testing/fakes/skewed-clock.ts';
@@ -37,7 +37,7 @@ interface Host {
   restart(): Promise<Host>;
 }
 
-describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share', () => {
+describe.skipIf(lacks('ganesha'))('the trash of a store that several hosts share', () => {
   let parent: string;
   let clockFile: string;
   let exported: Awaited<ReturnType<typeof startGanesha>>;

@@ -7,7 +7,7 @@ import type { NodeName, Use, Volume } from '#core/model.ts';
 import { volumeName } from '#core/names.ts';
 import type { Uses } from '#core/ports.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { contentsOf, quickFolder } from '#testing/nfs-contents.ts';
@@ -85,7 +85,7 @@ const reasonOf = async (work: Promise<unknown>): Promise<string> => {
 const maxCalls = 80;
 
 for (const [title, start] of Object.entries(sites))
-  describe.skipIf(title === 'nfs-ganesha' && needs('ganesha'))(`on ${title}`, () => {
+  describe.skipIf(title === 'nfs-ganesha' && lacks('ganesha'))(`on ${title}`, () => {
     let site: Site;
     let first: FileStore;
     let second: FileStore;

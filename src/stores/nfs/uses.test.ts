@@ -7,7 +7,7 @@ import type { NodeName, Use, VolumeId, VolumeRef } from '#core/model.ts';
 import type { Uses } from '#core/ports.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { aCall } from '#testing/core-calls.ts';
@@ -288,7 +288,7 @@ describe('on the local file system', () => {
   });
 });
 
-describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
+describe.skipIf(lacks('ganesha'))('on nfs-ganesha', () => {
   let parent: string;
   let ganesha: NfsServer;
   let next = 0;

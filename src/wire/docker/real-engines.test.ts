@@ -4,7 +4,7 @@ import { systemClock } from '#base/clock.ts';
 import { busyboxImage, loadBusybox } from '#testbed/busybox.ts';
 import { startDockerd } from '#testbed/dockerd.ts';
 import type { TestEngine } from '#testbed/engine-machine.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { startPodman } from '#testbed/podman.ts';
 import { createDockerClient, type DockerClient } from './client.ts';
 
@@ -15,7 +15,7 @@ const kinds = [
 ] as const;
 
 describe.each(kinds)('the API of a real $kind', ({ kind, start, component }) => {
-  describe.skipIf(needs('root', 'mount', 'firewall', kind, 'busybox'))('through the client', () => {
+  describe.skipIf(lacks('root', 'mount', 'firewall', kind, 'busybox'))('through the client', () => {
     let engine: TestEngine;
     let client: DockerClient;
     const resources = new AsyncDisposableStack();

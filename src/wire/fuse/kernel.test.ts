@@ -7,7 +7,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { libc } from '#base/linux/libc.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createMemoryFileSystem } from '#testing/fakes/memory-file-system.ts';
 import { defaultInitOptions, mountFuse } from '#testing/fuse-mount.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
@@ -32,7 +32,7 @@ const mountMemory = async (scratch: ScratchFolder, initOptions = defaultInitOpti
   return { memory, mount, path: (name: string) => join(mount.at, name) };
 };
 
-describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
+describe.skipIf(lacks('fuse'))('the FUSE protocol with this kernel', () => {
   test('a malformed reply fails its own request, and no other request', async () => {
     using scratch = createScratchFolder();
     const memory = createMemoryFileSystem();

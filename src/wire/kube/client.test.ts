@@ -5,7 +5,7 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import { inspect } from 'node:util';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { certificate } from '#testing/certificate.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
@@ -420,7 +420,7 @@ describe('credentials', () => {
   });
 });
 
-test.skipIf(needs('openssl'))('nothing is sent to an untrusted TLS server', async () => {
+test.skipIf(lacks('openssl'))('nothing is sent to an untrusted TLS server', async () => {
   const [ours, other] = [certificate('api'), certificate('api')];
   const authorizations: string[] = [];
   const server = createSecureServer(ours, (request, response) => {

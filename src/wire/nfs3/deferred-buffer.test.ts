@@ -2,7 +2,7 @@ import { randomBytes } from 'node:crypto';
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import type { DeferredBuffer } from './procedures.ts';
 
@@ -27,7 +27,7 @@ function recordingBuffer(length: number): DeferredBuffer & { readonly requestedL
   };
 }
 
-describe.skipIf(needs('linux'))('a deferred buffer', () => {
+describe.skipIf(lacks('linux'))('a deferred buffer', () => {
   test.each([10, 100_000, mib])('is taken once, for the bytes that arrived: %d', async (length) => {
     const content = randomBytes(length);
     const { nfs, handle } = await serveFile(content);

@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { startGoNfs } from '#testbed/go-nfs.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { startProxy } from '#testing/cutting-proxy.ts';
 import { openExport, rpcTo, user } from '#testing/nfs-export.ts';
 import { createScratchFolder } from '#testing/scratch-folder.ts';
@@ -13,7 +13,7 @@ import { nfsStatus } from './status.ts';
 
 const { EXIST } = nfsStatus;
 
-describe.skipIf(needs('go-nfs'))('a server without exclusive CREATE', () => {
+describe.skipIf(lacks('go-nfs'))('a server without exclusive CREATE', () => {
   /** Replaces exclusive CREATE: guarded, with an mtime that no other client sets. */
   const guardedWithMtime = (seconds: number) =>
     ({ mode: 'guarded', set: { mtime: { seconds, nanoseconds: 0 } } }) as const;

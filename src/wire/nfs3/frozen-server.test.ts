@@ -3,7 +3,7 @@ import * as fs from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { startProxy } from '#testing/cutting-proxy.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { usedMemoryMib } from '#testing/memory.ts';
@@ -17,7 +17,7 @@ const exclusive = { mode: 'exclusive', verifier: 0x0a0b_0c0d_0e0f_0102n } as con
 const unknown = { name: 'RpcError', failure: 'deadline', maybeDone: true };
 const mib = 1024 * 1024;
 
-describe.skipIf(needs('root', 'ganesha'))('a frozen server', () => {
+describe.skipIf(lacks('root', 'ganesha'))('a frozen server', () => {
   const it = exportedByGanesha();
 
   test('leaves the outcome of a MKDIR unknown after its deadline, and a repeated call shows it', async () => {
@@ -101,7 +101,7 @@ describe.skipIf(needs('root', 'ganesha'))('a frozen server', () => {
   });
 });
 
-describe.skipIf(needs('root', 'ganesha'))('a server that is killed and restarts', () => {
+describe.skipIf(lacks('root', 'ganesha'))('a server that is killed and restarts', () => {
   const it = exportedByGanesha();
 
   /** Ganesha's verifier is its start time in seconds, so this waits for the next second. */

@@ -1,13 +1,13 @@
 import * as fs from 'node:fs';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { usedMemoryMib } from '#testing/memory.ts';
 import { listDirectory } from './listing.ts';
 
 const count = 100_000;
 
-describe.skipIf(needs('root', 'mount', 'ganesha'))('a directory of 100,000 entries', () => {
+describe.skipIf(lacks('root', 'mount', 'ganesha'))('a directory of 100,000 entries', () => {
   const it = exportedByGanesha({ inMemory: true });
 
   test('is listed with all attributes, with only a few of them in memory', async () => {

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { startGoNfs } from '#testbed/go-nfs.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { startRustNfs } from '#testbed/nfs3-server.ts';
 import { startGaneshaWithRpcbind } from '#testbed/rpcbind.ts';
@@ -68,7 +68,7 @@ async function names(nfs: NfsClient, directory: FileHandle, bytes?: number): Pro
   return all.toSorted();
 }
 
-describe.skipIf(needs('root', 'ganesha', 'go-nfs', 'nfs3-server')).each([
+describe.skipIf(lacks('root', 'ganesha', 'go-nfs', 'nfs3-server')).each([
   ['ganesha', ganesha],
   ['go-nfs', goNfs],
   ['nfs3_server', rustNfs],
@@ -220,7 +220,7 @@ describe.skipIf(needs('root', 'ganesha', 'go-nfs', 'nfs3-server')).each([
   });
 });
 
-describe.skipIf(needs('go-nfs'))('the differences of go-nfs', () => {
+describe.skipIf(lacks('go-nfs'))('the differences of go-nfs', () => {
   const tested = startServer(goNfs);
 
   test('it answers NOTSUPP to an exclusive CREATE', async () => {
@@ -291,7 +291,7 @@ describe.skipIf(needs('go-nfs'))('the differences of go-nfs', () => {
   });
 });
 
-describe.skipIf(needs('nfs3-server'))('the differences of nfs3_server', () => {
+describe.skipIf(lacks('nfs3-server'))('the differences of nfs3_server', () => {
   const tested = startServer(rustNfs);
 
   test('MKDIR of an existing name creates a second entry, exclusive CREATE does not', async () => {
@@ -338,7 +338,7 @@ describe.skipIf(needs('nfs3-server'))('the differences of nfs3_server', () => {
   });
 });
 
-describe.skipIf(needs('root', 'ganesha', 'rpcbind'))('ganesha with a real rpcbind', () => {
+describe.skipIf(lacks('root', 'ganesha', 'rpcbind'))('ganesha with a real rpcbind', () => {
   test('is found through rpcbind, and mounted', async () => {
     using scratch = createScratchFolder();
     const { signal } = scratch.scope;

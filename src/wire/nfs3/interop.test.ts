@@ -6,7 +6,7 @@ import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 import { type GaneshaExport, startGanesha } from '#testbed/ganesha.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { mountImage } from '#testing/loop-mount.ts';
 import { type OpenExport, openExport, rpcTo, user } from '#testing/nfs-export.ts';
@@ -58,7 +58,7 @@ const kinds = [
   },
 ] as const;
 
-describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('ganesha on $kind', ({ mount }) => {
+describe.skipIf(lacks('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('ganesha on $kind', ({ mount }) => {
   let scratch: ScratchFolder;
   let server: NfsServer;
   let open: OpenExport;

@@ -1,7 +1,7 @@
 import * as fs from 'node:fs';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { type CuttingProxy, startProxy } from '#testing/cutting-proxy.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { rpcTo, user } from '#testing/nfs-export.ts';
@@ -15,7 +15,7 @@ const guarded = { mode: 'guarded', set: { mode: 0o640 } } as const;
 const exclusive = { mode: 'exclusive', verifier: 0x0102_0304_0506_0708n } as const;
 
 /** Ganesha keeps replies only for the connection of the call, so it executes a call that is resent on a new connection again. */
-describe.skipIf(needs('root', 'ganesha'))('after the reply to a call is lost', () => {
+describe.skipIf(lacks('root', 'ganesha'))('after the reply to a call is lost', () => {
   const it = exportedByGanesha();
 
   async function connectThroughProxy(): Promise<{ readonly nfs: NfsClient; readonly proxy: CuttingProxy }> {

@@ -1,6 +1,6 @@
 import * as fs from 'node:fs';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { openExport, user } from '#testing/nfs-export.ts';
 import { RpcError } from '../rpc/errors.ts';
@@ -23,7 +23,7 @@ async function errorOf(work: Promise<unknown>): Promise<unknown> {
   }
 }
 
-describe.skipIf(needs('root', 'ganesha'))('removing a tree of another user', () => {
+describe.skipIf(lacks('root', 'ganesha'))('removing a tree of another user', () => {
   const it = exportedByGanesha();
   const treePath = (path: string): string => it.on(`tree/${path}`);
   const remaining = (): string[] => fs.readdirSync(it.on('tree'), { recursive: true, encoding: 'utf8' }).sort();

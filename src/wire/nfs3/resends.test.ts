@@ -1,7 +1,7 @@
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { user } from '#testing/nfs-export.ts';
 import { type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
@@ -124,7 +124,7 @@ describe('a server that recognises resent calls as Linux does, by their xid, add
   });
 });
 
-describe.skipIf(needs('root', 'mount', 'ganesha'))('nfs-ganesha', () => {
+describe.skipIf(lacks('root', 'mount', 'ganesha'))('nfs-ganesha', () => {
   const it = exportedByGanesha();
   testRecognisedResends(async () => {
     const proxy = await startProxyTo({ host: it.server.host, port: it.server.nfsPort });

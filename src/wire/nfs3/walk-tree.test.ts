@@ -1,7 +1,7 @@
 import * as fs from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { openExport } from '#testing/nfs-export.ts';
 import type { NfsClient } from './client.ts';
@@ -58,7 +58,7 @@ function createTree(at: string, width: number, depth: number, files: number): vo
 
 const namesIn = (entries: readonly EntryPlus[]): readonly string[] => entries.map(({ name }) => name);
 
-describe.skipIf(needs('root', 'ganesha'))('removing a tree works', () => {
+describe.skipIf(lacks('root', 'ganesha'))('removing a tree works', () => {
   const it = exportedByGanesha();
   const remove = (client: NfsClient = it.nfs): Promise<void> => removeTree(client, it.directory, 'tree');
   const isGone = (): boolean => !fs.existsSync(it.on('tree'));

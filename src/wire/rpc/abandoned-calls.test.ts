@@ -3,7 +3,7 @@ import { readFileSync } from 'node:fs';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { certificate } from '#testing/certificate.ts';
 import { createRpcClient, type RpcClientOptions } from './client.ts';
 import type { Procedure } from './procedure.ts';
@@ -151,7 +151,7 @@ async function abandonCalls(
   return bufferedBytes;
 }
 
-describe.skipIf(needs('linux', 'openssl'))(
+describe.skipIf(lacks('linux', 'openssl'))(
   'calls that were abandoned while the server did not read are not sent later by the kernel',
   () => {
     test.each([

@@ -1,7 +1,7 @@
 import * as fs from 'node:fs';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { type CuttingProxy, startProxy } from '#testing/cutting-proxy.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { user } from '#testing/nfs-export.ts';
@@ -11,7 +11,7 @@ import { createRpcClient, type RpcClient, type RpcClientOptions } from './client
 
 const stallMs = 1_000;
 
-describe.skipIf(needs('root', 'mount', 'ganesha'))('a server with two addresses', () => {
+describe.skipIf(lacks('root', 'mount', 'ganesha'))('a server with two addresses', () => {
   const it = exportedByGanesha({ inMemory: true });
 
   interface Connections {

@@ -3,7 +3,7 @@ import { type AddressInfo, connect, type Socket } from 'node:net';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { connect as connectTls } from 'node:tls';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { certificate } from '#testing/certificate.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { usedMemoryMib } from '#testing/memory.ts';
@@ -153,7 +153,7 @@ describe('a call that is received only in part', () => {
     expect(openAttackers()).toBeGreaterThan(0);
   });
 
-  test.skipIf(needs('openssl'))('is freed if it follows an accepted TLS probe', async () => {
+  test.skipIf(lacks('openssl'))('is freed if it follows an accepted TLS probe', async () => {
     const { connected } = await startServer({ tls: certificate('server') });
     const before = usedMemoryMib();
     const sockets = await Promise.all(Array.from({ length: 128 }, () => connected()));
@@ -181,7 +181,7 @@ describe('a call that is received only in part', () => {
       await expectDropped(server, await server.connected());
     });
 
-    test.skipIf(needs('openssl'))('on a connection that already uses TLS', async () => {
+    test.skipIf(lacks('openssl'))('on a connection that already uses TLS', async () => {
       const serverCertificate = certificate('server');
       const server = await startServer({ tls: serverCertificate });
       const plain = await server.connected();

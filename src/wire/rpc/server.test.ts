@@ -4,7 +4,7 @@ import { connect as connectTls, createServer as createTlsServer, type TlsOptions
 import fc from 'fast-check';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { certificate } from '#testing/certificate.ts';
 import { uint32s } from '#testing/rpc-records.ts';
 import { createRpcClient, type RpcClient, type RpcClientOptions } from './client.ts';
@@ -303,7 +303,7 @@ describe('an RPC server', () => {
   });
 });
 
-describe.skipIf(needs('openssl'))('RPC with TLS', () => {
+describe.skipIf(lacks('openssl'))('RPC with TLS', () => {
   test('encrypts everything after the probe, also large replies', async () => {
     const serverCertificate = certificate('server');
     const { port } = await startServer({ tls: { key: serverCertificate.key, cert: serverCertificate.cert } });

@@ -3,7 +3,7 @@ import * as fs from 'node:fs';
 import { type AddressInfo, createServer } from 'node:net';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { certificate } from '#testing/certificate.ts';
 import { startProxy } from '#testing/cutting-proxy.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
@@ -18,7 +18,7 @@ const stallMs = 200;
 /** The options of a call of a `hard` mount. */
 const withoutDeadline: CallOptions = { deadlineMs: Number.POSITIVE_INFINITY };
 
-describe.skipIf(needs('root', 'ganesha'))(
+describe.skipIf(lacks('root', 'ganesha'))(
   'a client whose connection to a server with one address died silently',
   () => {
     const it = exportedByGanesha();
@@ -116,7 +116,7 @@ describe('a server that is slow', () => {
     await waitForWork(await slowServer());
   });
 
-  test.skipIf(needs('openssl'))('keeps its TLS connection if it answers NULL', async () => {
+  test.skipIf(lacks('openssl'))('keeps its TLS connection if it answers NULL', async () => {
     const { key, cert } = certificate('server');
     await waitForWork(await slowServer({ key, cert }), { tls: { options: { ca: cert }, ...common } });
   });

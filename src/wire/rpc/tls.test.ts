@@ -2,7 +2,7 @@ import { once } from 'node:events';
 import type { AddressInfo } from 'node:net';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { type Clock, systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { certificate } from '#testing/certificate.ts';
 import { type ConnectionFault, type FaultProxy, startFaultProxy } from '#testing/fault-proxy.ts';
 import { createRpcClient, type RpcClient, type RpcClientOptions } from './client.ts';
@@ -31,7 +31,7 @@ const faults: readonly ConnectionFault[] = [
   'says nothing in the handshake',
 ];
 
-describe.skipIf(needs('openssl'))('a server with TLS that is unavailable for a while', () => {
+describe.skipIf(lacks('openssl'))('a server with TLS that is unavailable for a while', () => {
   const serverCertificate = certificate('server');
 
   interface ProxiedServer {

@@ -4,10 +4,10 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { createNfsServer } from './server.ts';
 
-describe.skipIf(needs('mount'))('a server on a file system without birth times', () => {
+describe.skipIf(lacks('mount'))('a server on a file system without birth times', () => {
   test('does not start if it is to confine callers, and leaves the directory as it was', async () => {
     const [directory, state] = ['ramfs', 'state'].map((name) => {
       const folder = mkdtempSync(join(tmpdir(), `stowage-${name}-`));

@@ -2,7 +2,7 @@ import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { certificate } from '#testing/certificate.ts';
 import { type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
 import type { RpcClient } from '../../rpc/client.ts';
@@ -17,7 +17,7 @@ const textOf = async (nfs: NfsClient, file: FileHandle): Promise<string> => {
 };
 const accessDenied = { statusName: 'ACCES' };
 
-describe.skipIf(needs('linux', 'openssl'))('a caller whose certificate is confined to volumes', () => {
+describe.skipIf(lacks('linux', 'openssl'))('a caller whose certificate is confined to volumes', () => {
   let [server, agent, keeper]: ReturnType<typeof certificate>[] = [];
   beforeAll(() => {
     [server, agent, keeper] = ['server', 'agent', 'keeper'].map((name) => certificate(name));

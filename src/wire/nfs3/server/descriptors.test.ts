@@ -1,7 +1,7 @@
 import { closeSync, existsSync, fstatSync, openSync, readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { createDescriptors } from './descriptors.ts';
 
@@ -24,7 +24,7 @@ function createTestDescriptors(limit: number) {
   return { descriptors, closed, keep };
 }
 
-describe.skipIf(needs('linux'))('kept descriptors', () => {
+describe.skipIf(lacks('linux'))('kept descriptors', () => {
   test('beyond the limit are closed, the least recently used first', () => {
     const { descriptors, closed, keep } = createTestDescriptors(3);
     const [a, b, c] = [keep(), keep(), keep()];

@@ -2,7 +2,7 @@ import * as fs from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { XdrWriter } from '../../xdr/writer.ts';
 import { stability } from '../structures.ts';
 import { createToAttributes } from './attributes.ts';
@@ -62,7 +62,7 @@ describe('callers that sync the same file', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('a failing disk', () => {
+describe.skipIf(lacks('linux'))('a failing disk', () => {
   test('is reported to the writer, and the verifier changes for all other clients', async () => {
     const directory = fs.mkdtempSync(join(tmpdir(), 'stowage-nfs-disk-'));
     onTestFinished(() => fs.rmSync(directory, { recursive: true }));

@@ -2,7 +2,7 @@ import * as fs from 'node:fs';
 import { join } from 'node:path';
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { type Mounted, type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
 import { RpcError } from '../../rpc/errors.ts';
 import type { Procedure } from '../../rpc/procedure.ts';
@@ -153,7 +153,7 @@ const shapes: Readonly<Record<number, fc.Arbitrary<Part>>> = {
   21: all(handle, long, word),
 };
 
-describe.skipIf(needs('linux'))('an NFS server that receives invalid calls keeps running', () => {
+describe.skipIf(lacks('linux'))('an NFS server that receives invalid calls keeps running', () => {
   test.each(Object.keys(shapes).map(Number))('random bytes as arguments of procedure %d', async (number) => {
     const target = await startTarget();
     await fc.assert(

@@ -1,14 +1,14 @@
 import * as fs from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { runAs, startOwnServer } from '#testing/own-nfs-server.ts';
 import { accessRight, getattr } from '../procedures.ts';
 import { createIdentities } from './identities.ts';
 
 const file = { mode: 'guarded', set: { mode: 0o644 } } as const;
 
-describe.skipIf(needs('root'))('the user of a call', () => {
+describe.skipIf(lacks('root'))('the user of a call', () => {
   test('owns the files it creates, with its own group or that of the directory', async () => {
     const own = await startOwnServer();
     const statOf = (name: string) => fs.lstatSync(join(own.directory, name));

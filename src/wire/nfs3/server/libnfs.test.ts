@@ -4,14 +4,14 @@ import * as fs from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
 
 /** Asynchronous, since the server runs in this process. */
 const run = promisify(execFile);
 const limits = { timeout: 20_000, maxBuffer: 32 * 1024 * 1024 };
 
-describe.skipIf(needs('linux', 'libnfs'))('the programs of libnfs', () => {
+describe.skipIf(lacks('linux', 'libnfs'))('the programs of libnfs', () => {
   const startExport = (): Promise<OwnServer> => startOwnServer({ path: '/export' });
   const urlOf = ({ server }: OwnServer, path: string): string =>
     `nfs://${server.host}/export${path}?nfsport=${server.port}&mountport=${server.port}`;

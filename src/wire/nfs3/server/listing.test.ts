@@ -1,7 +1,7 @@
 import * as fs from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { type Mounted, type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
 import { readdir, readdirplus } from '../procedures.ts';
 import { cookieOf, cookieSecret } from './listing.ts';
@@ -29,7 +29,7 @@ async function list(
   }
 }
 
-describe.skipIf(needs('linux'))('listing a directory', () => {
+describe.skipIf(lacks('linux'))('listing a directory', () => {
   test.each([2048, 8192, 65_536, 1_000_000])('returns every entry once, in pages of %d bytes', async (bytes) => {
     const own = await startOwnServer();
     fill(own, 700);

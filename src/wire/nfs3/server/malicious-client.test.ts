@@ -4,7 +4,7 @@ import { connect, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { usedMemoryMib } from '#testing/memory.ts';
 import { type Mounted, type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
 import { uint32s } from '#testing/rpc-records.ts';
@@ -55,7 +55,7 @@ async function sendWithoutEnd(socket: Socket, chunk: Buffer, bytes: number): Pro
   }
 }
 
-describe.skipIf(needs('linux'))('a malicious client', () => {
+describe.skipIf(lacks('linux'))('a malicious client', () => {
   test.each([
     ['a record of 2 GiB', uint32s(0xffff_ffff)],
     ['a record that is one byte too long', uint32s(0x8000_0000 | (mib + 64 * 1024 + 1))],

@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
 import { createRpcClient } from '../../rpc/client.ts';
 import { findPort, getPort } from '../../rpc/portmap.ts';
@@ -36,7 +36,7 @@ const unmountAll: Procedure<undefined, undefined> = {
   decode: () => undefined,
 };
 
-describe.skipIf(needs('linux'))('MOUNT', () => {
+describe.skipIf(lacks('linux'))('MOUNT', () => {
   test('returns the export and directories in it by the path that clients use', async () => {
     const own = await startOwnServer({ path: '/export/data', networks: ['127.0.0.0/8', '::1'] });
     fs.mkdirSync(join(own.directory, 'a', 'bä'), { recursive: true });
@@ -79,7 +79,7 @@ describe.skipIf(needs('linux'))('MOUNT', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('the portmapper', () => {
+describe.skipIf(lacks('linux'))('the portmapper', () => {
   test('returns the ports of the programs, in all three versions', async () => {
     const own = await startOwnServer({ portmap: { port: 0 } });
     const { port, portmapPort = 0 } = own.server;
@@ -114,7 +114,7 @@ describe.skipIf(needs('linux'))('the portmapper', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('the server accepts calls', () => {
+describe.skipIf(lacks('linux'))('the server accepts calls', () => {
   async function isRefused(own: OwnServer): Promise<boolean> {
     const socket = connect(own.server.port, '127.0.0.1');
     return await new Promise((resolve) => {
@@ -133,7 +133,7 @@ describe.skipIf(needs('linux'))('the server accepts calls', () => {
     await expect(startOwnServer({ networks: ['nonsense'] })).rejects.toThrow('"nonsense" is not a network');
   });
 
-  test.skipIf(needs('ipv6'))('over IPv6, too', async () => {
+  test.skipIf(lacks('ipv6'))('over IPv6, too', async () => {
     const own = await startOwnServer({ host: '::1', networks: ['::1'] });
     const { nfs, root } = await own.mount();
     expect((await nfs.getattr(root)).type).toBe(2);
@@ -151,7 +151,7 @@ describe.skipIf(needs('linux'))('the server accepts calls', () => {
   });
 });
 
-describe.skipIf(needs('root'))('privileged source ports', () => {
+describe.skipIf(lacks('root'))('privileged source ports', () => {
   test('are required if the option says so', async () => {
     const own = await startOwnServer({ privilegedPorts: true });
     const rpc = own.rpc();
@@ -163,7 +163,7 @@ describe.skipIf(needs('root'))('privileged source ports', () => {
   });
 });
 
-describe.skipIf(needs('openssl'))('an NFS server with TLS', () => {
+describe.skipIf(lacks('openssl'))('an NFS server with TLS', () => {
   test('serves all operations, also on large files', async () => {
     const folder = fs.mkdtempSync(join(tmpdir(), 'stowage-nfs-tls-'));
     onTestFinished(() => fs.rmSync(folder, { recursive: true }));

@@ -3,10 +3,10 @@ import { mkdirSync, mkdtempSync, readdirSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { requireOneDevice } from './one-device.ts';
 
-describe.skipIf(needs('mount'))('a directory to export', () => {
+describe.skipIf(lacks('mount'))('a directory to export', () => {
   let folder: string;
   const mount = (...args: readonly string[]): void => {
     execFileSync('mount', args);

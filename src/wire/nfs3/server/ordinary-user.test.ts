@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { asOrdinaryUser, ordinaryUid } from '#testbed/ordinary-user.ts';
 import { createRpcClient } from '../../rpc/client.ts';
 import { createNfsClient } from '../client.ts';
@@ -28,7 +28,7 @@ async function startServerAsUser(directory: string, state: string): Promise<numb
   });
 }
 
-describe.skipIf(needs('linux', 'ordinary-user'))('a server that is not root', () => {
+describe.skipIf(lacks('linux', 'ordinary-user'))('a server that is not root', () => {
   test('serves its own files, to all callers as its own user, and no other files', async () => {
     const folder = fs.mkdtempSync(join(tmpdir(), 'stowage-nfs-user-'));
     onTestFinished(() => fs.rmSync(folder, { recursive: true }));

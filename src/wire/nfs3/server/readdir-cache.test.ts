@@ -2,7 +2,7 @@ import * as fs from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { type Mounted, startOwnServer } from '#testing/own-nfs-server.ts';
 import type { EntryPlus, FileHandle } from '../structures.ts';
 import { createNode, type Node } from './nodes.ts';
@@ -43,7 +43,7 @@ async function list({ nfs, root }: Mounted, directory = root): Promise<ReadonlyM
 const handleOf = (listed: ReadonlyMap<string, EntryPlus>, name: string): FileHandle =>
   listed.get(name)?.handle ?? Buffer.alloc(0);
 
-describe.skipIf(needs('linux'))('a cached listing', () => {
+describe.skipIf(lacks('linux'))('a cached listing', () => {
   test.each<[string, (mounted: Mounted, f: FileHandle, d: FileHandle) => Promise<unknown>]>([
     ['WRITE', ({ nfs }, f) => nfs.write(f, 0, Buffer.from('text'), 0)],
     [

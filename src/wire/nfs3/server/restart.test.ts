@@ -1,12 +1,12 @@
 import * as fs from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { getattr, write } from '../procedures.ts';
 import { stability } from '../structures.ts';
 
-describe.skipIf(needs('linux'))('after a restart', () => {
+describe.skipIf(lacks('linux'))('after a restart', () => {
   test('handles remain valid at every depth, also of files that other programs have moved', async () => {
     const own = await startOwnServer();
     const { nfs, root } = await own.mount();
@@ -90,7 +90,7 @@ describe.skipIf(needs('linux'))('after a restart', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('a forged handle', () => {
+describe.skipIf(lacks('linux'))('a forged handle', () => {
   test('is refused by every procedure', async () => {
     const own = await startOwnServer();
     const { rpc, root } = await own.mount();
@@ -106,7 +106,7 @@ describe.skipIf(needs('linux'))('a forged handle', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('objects that another program plants or swaps', () => {
+describe.skipIf(lacks('linux'))('objects that another program plants or swaps', () => {
   test('a directory that was replaced by a link is not followed', async () => {
     const own = await startOwnServer();
     const { nfs, root } = await own.mount();
@@ -178,7 +178,7 @@ describe.skipIf(needs('linux'))('objects that another program plants or swaps', 
   });
 });
 
-describe.skipIf(needs('mount'))('other file systems below the export', () => {
+describe.skipIf(lacks('mount'))('other file systems below the export', () => {
   test('are not part of the export', async () => {
     const { execFileSync } = await import('node:child_process');
     const own = await startOwnServer();

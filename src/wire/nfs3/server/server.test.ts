@@ -3,7 +3,7 @@ import { mkdirSync, readdirSync, readFileSync, statSync, symlinkSync, writeFileS
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { type Mounted, type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
 import type { NfsClient } from '../client.ts';
 import { createFileWriter } from '../file-writer.ts';
@@ -37,7 +37,7 @@ async function listNames(nfs: NfsClient, directory: FileHandle, bytes?: number):
   return all.sort();
 }
 
-describe.skipIf(needs('linux'))('files', () => {
+describe.skipIf(lacks('linux'))('files', () => {
   test('are created, written, read and removed on the disk', async () => {
     const { nfs, root, pathOf, own } = await startMounted();
     const { handle, attributes } = await nfs.create(root, 'a', file);
@@ -175,7 +175,7 @@ describe.skipIf(needs('linux'))('files', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('names', () => {
+describe.skipIf(lacks('linux'))('names', () => {
   test('refer to directories and links, and can be renamed', async () => {
     const { nfs, root, pathOf, own } = await startMounted();
     const { handle: d } = await nfs.mkdir(root, 'd', { mode: 0o777 });
@@ -271,7 +271,7 @@ describe.skipIf(needs('linux'))('names', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('the server', () => {
+describe.skipIf(lacks('linux'))('the server', () => {
   test('reports sizes, limits and rights', async () => {
     const { nfs, root, own } = await startMounted();
     const [info, conf, stat] = [await nfs.fsinfo(root), await nfs.pathconf(root), await nfs.fsstat(root)];
@@ -335,7 +335,7 @@ describe.skipIf(needs('linux'))('the server', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('a call that arrives twice', () => {
+describe.skipIf(lacks('linux'))('a call that arrives twice', () => {
   test('under the same xid is executed once, also after the connection broke', async () => {
     const { root, own, pathOf } = await startMounted();
     const { connect } = await import('node:net');

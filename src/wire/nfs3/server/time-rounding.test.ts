@@ -2,7 +2,7 @@ import { statSync, utimesSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { lacks } from '#testbed/lacks.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { roundNanoseconds, toUtimesSeconds } from './time-rounding.ts';
 
@@ -41,7 +41,7 @@ test('times that the kernel set are reported exactly, except for one in a thousa
   expect(others).toBeLessThan(150);
 });
 
-describe.skipIf(needs('linux'))('the times of a file', () => {
+describe.skipIf(lacks('linux'))('the times of a file', () => {
   test.each([
     ['whole milliseconds', 1_000_000],
     ['whole microseconds', 1_000],

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { repository } from './component.ts';
 import { type ComponentName, component, componentNames } from './components.ts';
-import { needs, toolPath } from './needs.ts';
+import { lacks, toolPath } from './lacks.ts';
 
 const why = 'node26 26.10.0 is not in the cache folder';
 
@@ -19,26 +19,26 @@ afterEach(() => {
 });
 
 test('a missing component is recorded with the reason, the command and the test file', async () => {
-  await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-needs-'));
+  await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-lacks-'));
   const file = join(folder.path, 'skips');
   vi.stubEnv('STOWAGE_SKIPS', file);
-  expect(needs('node26')).toBe(true);
+  expect(lacks('node26')).toBe(true);
   expect(JSON.parse(await readFile(file, 'utf8'))).toEqual({
     component: 'node26',
     why,
     command: 'npm run testbed',
-    file: 'e2e/testbed/needs.test.ts',
+    file: 'e2e/testbed/lacks.test.ts',
   });
 });
 
 test.each(['all', 'node26', 'jq, node26'])('STOWAGE_REQUIRE=%s makes a missing component an error', (required) => {
   vi.stubEnv('STOWAGE_REQUIRE', required);
-  expect(() => needs('node26')).toThrow(`node26 is required: ${why}. Get it: npm run testbed`);
+  expect(() => lacks('node26')).toThrow(`node26 is required: ${why}. Get it: npm run testbed`);
 });
 
 test('STOWAGE_REQUIRE with other names still skips the tests of a missing component', () => {
   vi.stubEnv('STOWAGE_REQUIRE', 'jq,docker');
-  expect(needs('node26')).toBe(true);
+  expect(lacks('node26')).toBe(true);
 });
 
 test('toolPath returns the path of a tool in the cache folder', () => {
@@ -68,7 +68,7 @@ test('a test that runs a program that some machines lack declares the component'
   const undeclared = new Set<string>();
   for await (const path of glob('{src,e2e,scripts,bench}/**/*.test.ts', { cwd: repository })) {
     const text = await readFile(join(repository, path), 'utf8');
-    const declared = [...text.matchAll(/needs\([^)]*\)|components = \[[^\]]*\]/g)].join();
+    const declared = [...text.matchAll(/lacks\([^)]*\)|components = \[[^\]]*\]/g)].join();
     for (const [name, run] of programs)
       if (run.test(text) && !declared.includes(`'${name}'`)) undeclared.add(`${path}: ${name}`);
   }

@@ -21,11 +21,11 @@ function missing(name: ComponentName): string | undefined {
 }
 
 /**
- * For `describe.skipIf(needs('mount', 'xfs'))`: returns true if a component is missing, and records that for the
+ * For `describe.skipIf(lacks('mount', 'xfs'))`: returns true if a component is missing, and records that for the
  * summary. If STOWAGE_REQUIRE is `all` or contains the component, a missing component is an error of the test file
  * instead.
  */
-export function needs(...names: readonly [ComponentName, ...ComponentName[]]): boolean {
+export function lacks(...names: readonly [ComponentName, ...ComponentName[]]): boolean {
   const lacking = names.flatMap((name) => {
     const why = missing(name);
     return why === undefined ? [] : [{ component: name, why, command: component(name).command, file: caller() }];
