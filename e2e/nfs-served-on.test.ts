@@ -32,7 +32,7 @@ describe.skipIf(lacks('root', 'mount', 'fuse', 'ganesha'))(
       const refused = await server.cli('volume', 'delete', 'silver/photos');
       expect(refused).toMatchObject({
         status: 6,
-        stderr: expect.stringContaining('something still uses a mount of it'),
+        stderr: expect.stringContaining('a process still uses an old mount of it'),
       });
       holder.stdin.end();
       await once(holder, 'exit');
