@@ -115,6 +115,6 @@ describe.skipIf(lacks('linux'))('an invalid configuration', () => {
     const { status, stderr } = await run('bin/stowage', args);
     expect(status).toBe(2);
     expect(stderr).toContain(`${config}:4:3: Map keys must be unique`);
-    expect(stderr).toMatch(/^action: Correct the YAML there/m);
+    expect(stderr).toMatch(/^action: Correct the YAML at this position/m);
   });
 });

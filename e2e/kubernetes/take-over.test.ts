@@ -181,13 +181,13 @@ describe.skipIf(lacks(...components))('the documentation page about Kubernetes',
         .toMatch(/the host name filer\.exmaple\.invalid does not resolve\. Check the name in the store's URI/);
       await expect
         .poll(() => describeObject('store/wrong-path'), pollOptions)
-        .toMatch(/-other, and does not list it: .*; it exports .*\. Correct the path in the store's URI/);
+        .toMatch(/-other and does not list it: .*; it exports .*\. Correct the path in the store's URI/);
       await expect
         .poll(() => describeObject('pvc/odd'), pollOptions)
         .toMatch(/has the unknown parameter 'onDelete'.*Allowed are: /);
       await expect
         .poll(() => describeObject('pvc/large'), pollOptions)
-        .toMatch(/of 1GiB in all, 1GiB are left\. .* ask the administrator to raise/);
+        .toMatch(/1GiB of 1GiB are left\. .* ask the administrator to raise/);
       await kubectl('delete', 'pvc', 'odd', 'large');
       await kubectl('delete', 'store', 'wrong-host', 'wrong-path', 'small');
     },
@@ -245,7 +245,7 @@ describe.skipIf(lacks(...components))('the documentation page about Kubernetes',
       );
       expect(found).toMatch(new RegExp(`shop/films +ready +${filmsVolume.volume} +${filmsVolume.volume} `));
       const refused = await shell('kubectl stowage take-over silver shop/data-db-0 || echo "status $?"');
-      expect(refused).toMatch(/^left shop\/data-db-0: used by pod db-0: .*\nstatus 1\n$/);
+      expect(refused).toMatch(/^skipped shop\/data-db-0: used by pod db-0: .*\nstatus 1\n$/);
       expect((await claimOf('data-db-0')).spec.volumeName).toBe(dbVolume.volume);
     },
     longTimeoutMs,

@@ -16,7 +16,7 @@ const harmlessPlaceholders = words(`
   about audience howToGet instead rule silent user access action all allow allowed at bounds bytes candidates count description different down driver expectedRevision expiresIn field found group handle help host how id key kind known knownSchemes length
   limit maxBytes maxLabelFilters maxPageSize maxVolumes message metaLimit method more most name node nodes now number other pair plugin pluginScopes ref
   reservedPrefix revision role room scheme shown squash store stores subject summary target text uid users verb violation wanted what where who word wrong namespace
-  anywhere knownOptions onMany from place mountFlags nameTemplate value writer`);
+  anywhere knownOptions onMany from place mountFlags nameTemplate value writer accessMode maxMetaBytes listAgentsCommand createTokenCommand`);
 
 let failures: readonly Failure[];
 /** The failures that the sources of stores define. */

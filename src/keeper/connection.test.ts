@@ -145,7 +145,7 @@ describe.skipIf(lacks('linux'))('connections and held descriptors', () => {
     peer.send({ kind: 'yours' });
     await eventually(
       () => heard.why,
-      (why) => why === 'a message (yours) is unexpected ownEnd',
+      (why) => why === 'a message (yours) is unexpected here',
     );
     peer.close();
   });
@@ -183,7 +183,7 @@ describe.skipIf(lacks('linux'))('connections and held descriptors', () => {
     connection.close();
     await eventually(
       () => heard.why,
-      (why) => why === 'closed ownEnd',
+      (why) => why === 'closed here',
     );
     expect(heard.messages).toEqual([]);
     for (const each of [fd, peerEnd]) closeSync(each);
