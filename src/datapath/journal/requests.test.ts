@@ -289,7 +289,7 @@ describe('requests in the journal', () => {
     requests.arm(1);
     const next = createRequests(journal.open());
     expect(next.restoreUnfinished()).toHaveLength(lineCount / 2);
-    expect(next.findUnplaced(0)).toMatchObject({ slot: { place: slot.index }, length: 60 });
+    expect(next.findUnplaced(0)).toMatchObject({ slot: { index: slot.index }, length: 60 });
     expect(next.findUnplaced(1)).toBeUndefined();
     expect(next.held.slots).toBe(1);
     next.free(5);

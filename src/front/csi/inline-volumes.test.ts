@@ -154,7 +154,7 @@ test('an inline volume on a shared store is refused, with a hint how to allow it
   const file = await csi.start('file');
   await expect(file.call(method.nodePublishVolume, request({ store: 'silver', size: '16M' }))).rejects.toMatchObject({
     code: 7,
-    message: expect.stringMatching(/^store 'silver' does not allow inline volumes\. .* inline: true$/),
+    message: expect.stringMatching(/^store 'silver' does not allow inline volumes\. .* inline: true on the store$/),
   });
   expect((await file.call(Controller.method.listVolumes, {})).entries).toEqual([]);
 });
