@@ -49,7 +49,7 @@ async function create(server: Stowage, store: string, name: string): Promise<voi
   expect(status, JSON.stringify(body)).toBe(201);
 }
 
-/** Runs every operation of a user on one store. */
+/** Runs every API operation that a user may run on a store. */
 async function useStore(server: Stowage, store: string, name: string): Promise<void> {
   const callPromptly = async (status: number, method: string, path: string, body?: object): Promise<Answer> => {
     const answer = await callWithin(promptMs, server, method, path, body);

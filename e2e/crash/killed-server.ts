@@ -10,8 +10,8 @@ export interface KilledServer {
   /** The number of calls that a kill interrupted. */
   readonly interruptedCalls: number;
   /**
-   * Sends SIGKILL and starts a new process on the same state. With `secondKillMs`, that process is killed as well, that many
-   * milliseconds after its start.
+   * Sends SIGKILL and starts a new process on the same state. With `secondKillMs`, also kills the new process, that many
+   * milliseconds after its start, and starts another one.
    */
   kill(secondKillMs: number | undefined): Promise<void>;
   /** Sends SIGHUP. The server reloads its configuration some time later. */

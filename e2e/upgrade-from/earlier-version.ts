@@ -1,4 +1,4 @@
-import { mkdir, mkdtemp, readdir, rm, symlink } from 'node:fs/promises';
+import { mkdtemp, readdir, rm, symlink } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { cacheFolder } from '#testbed/component.ts';
@@ -25,21 +25,12 @@ export async function buildEarlierImage({ path }: EarlierCommit, signal: AbortSi
   await using stack = new AsyncDisposableStack();
   const cache = await mkdtemp(join(tmpdir(), 'stowage-earlier-image-'));
   stack.defer(() => rm(cache, { recursive: true, force: true }));
-  await mkdir(cache, { recursive: true });
   for (const name of await readdir(cacheFolder()))
     if (!name.startsWith('image-')) await symlink(join(cacheFolder(), name), join(cache, name));
   const source = "const { buildImage } = await import('./e2e/testbed/image.ts');";
   const program = `${source} console.log(await buildImage(AbortSignal.timeout(600_000)))`;
-  const env = ['env', `STOWAGE_TESTBED_CACHE=${cache}`];
-  const words = [
-    ...env,
-    process.execPath,
-    '--disable-warning=ExperimentalWarning',
-    '--input-type=module',
-    '-e',
-    program,
-  ];
-  const output = await runner(signal)(words[0] ?? '', words.slice(1), { cwd: path });
+  const node = [process.execPath, '--disable-warning=ExperimentalWarning', '--input-type=module', '-e', program];
+  const output = await runner(signal)('env', [`STOWAGE_TESTBED_CACHE=${cache}`, ...node], { cwd: path });
   const resources = stack.move();
   return { tar: output.trim(), [Symbol.asyncDispose]: () => resources.disposeAsync() };
 }

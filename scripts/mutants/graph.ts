@@ -79,7 +79,7 @@ export function relatedTests({ files, loadedBy }: Graph, file: string): readonly
 const compare = (a: readonly number[], b: readonly number[]): number =>
   a.map((n, i) => n - (b[i] ?? 0)).find((difference) => difference !== 0) ?? 0;
 
-/** A hash of these files, of everything that they load, and of the files that affect every run. */
+/** Hashes the given files, all files that they import, and the files that affect every test run. */
 export function closureHash({ files, loads }: Graph, of: readonly string[]): string {
   const hash = createHash('sha256');
   for (const path of [...distances(loads, [...of, ...alwaysLoaded]).keys()].toSorted()) {

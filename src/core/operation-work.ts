@@ -7,7 +7,7 @@ export interface Progress {
   readonly unit: string;
 }
 
-/** What the work of an operation gets. */
+/** The scope of an operation's work, its id, and the callback that reports progress. */
 export interface Work extends Scope {
   readonly operation: OperationId;
   progress(progress: Progress): void;

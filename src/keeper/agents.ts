@@ -6,11 +6,11 @@ import type { KeeperState } from './protocol.ts';
 export interface Agents {
   add(connection: Connection): void;
   remove(connection: Connection): void;
-  /** Sends the state to all agents. False: it is the same as the last one. */
+  /** Sends the state to all agents. Returns false, and sends nothing, if the state equals the last one that was sent. */
   sendState(state: KeeperState): boolean;
   /** Sends copies of everything, and from then on every change. */
   share(connection: Connection, held: HeldDescriptors): void;
-  /** The same for all agents that already have copies of other descriptors. */
+  /** Sends copies of `held`, and from then on every change, to all agents for which `share` was called. */
   shareAll(held: HeldDescriptors): void;
 }
 

@@ -25,7 +25,7 @@ export const closeAll = (descriptors: readonly number[]): void => {
   for (const fd of descriptors) closeSync(fd);
 };
 
-/** `onStuck`: the peer accepts no messages. Dispose the queue then. */
+/** Calls `onStuck` when the peer accepts no messages for `stuckMs`; the caller must then dispose of the queue. */
 export function createSendQueue(fd: number, clock: Clock, onStuck: () => void): SendQueue {
   const unsent: UnsentMessage[] = [];
   let unsentBytes = 0;

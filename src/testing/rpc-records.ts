@@ -21,10 +21,10 @@ export function onRecords(socket: Socket, onRecord: (record: RpcRecord) => void)
   });
 }
 
-/** The procedure of a call. It follows the mark, xid, type, RPC version, program and version. */
+/** Reads the procedure number of a call, at byte 24: after record mark, xid, type, RPC version, program and version. */
 export const procedureOf = ({ bytes }: RpcRecord): number => bytes.readUInt32BE(24);
 
-/** The NFS status of a reply. It follows the mark, xid, type, reply status, empty verifier and accept status. */
+/** Reads the NFS status of a reply, at byte 28: after record mark, xid, type, reply status, empty verifier and accept status. */
 export const statusOf = ({ bytes }: RpcRecord): number => bytes.readUInt32BE(28);
 
 export const uint32s = (...all: readonly number[]): Buffer => {

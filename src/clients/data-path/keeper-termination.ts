@@ -31,7 +31,7 @@ export interface KeeperTerminationOptions {
   readonly starter: Pick<KeeperStarter, 'kill'>;
   readonly onMountsLost: () => void;
   readonly onAbandoned: (what: AbandonedKeeper) => void;
-  /** Aborts when this process no longer uses keepers. */
+  /** Aborted when this process stops using keepers. */
   readonly signal: AbortSignal;
 }
 

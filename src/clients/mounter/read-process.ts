@@ -10,9 +10,9 @@ const maxSilentProcesses = 8;
 const silentProcesses = new Set<string>();
 
 /**
- * Reads something of another process from /proc. Reading about a process that hangs on a dead server or file system can block as long as
- * the server is gone, and cannot be cancelled: the read is abandoned, and that process is not read again until the read ends. Undefined:
- * no answer. Calls `onUnknown`, unless the process has ended.
+ * Runs `read` on a /proc folder of another process. If that process hangs on a dead server or file system, the read can block until the
+ * server is back, and cannot be cancelled. This function then stops waiting and returns undefined, and does not read from that folder again
+ * until the blocked read ends. Calls `onUnknown`, unless the process has ended.
  */
 export async function readProcess<T>(
   folder: string,

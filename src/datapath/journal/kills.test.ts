@@ -67,7 +67,7 @@ function createSharedJournal(): Disposable & { open(): JournalMemory } {
 }
 
 describe('requests in the journal', () => {
-  /** By id: requests that a successor required find, and those that it may find. */
+  /** Requests that a successor must find, with their unique id as key, and requests that it may find. */
   interface ExpectedRequests {
     readonly required: Map<number, { readonly mount: number; readonly length: number }>;
     readonly allowed: Set<number>;

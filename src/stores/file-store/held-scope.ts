@@ -5,12 +5,12 @@ import { isDefiniteFailure } from './files.ts';
 import { type HostLocks, presumedDeadMs } from './store-root.ts';
 
 /**
- * How long a verb may change things: other hosts presume this one dead some time after it. Starts when the lock or the name was taken, not
- * when the work or a retry begins. Without other hosts there is no limit.
+ * Limits how long an operation may change the store: some time after the limit, other hosts presume this host dead. The time starts when
+ * the operation took the lock or the name, not when its work or a retry begins. A store without other hosts has no limit.
  */
 export interface HoldLimit {
   isOver(): boolean;
-  /** Throws when the limit is over: this call must not change anything after that. The next call finds out how far this one came. */
+  /** Throws if the limit is over, so that the operation changes nothing more. The next operation completes or undoes the changes. */
   check(): void;
 }
 

@@ -229,7 +229,7 @@ test('listing the uses of an unused volume makes one call, and listing volumes r
   expect(paths.filter((path) => path.includes('users'))).toEqual([]);
 });
 
-describe('a volume with use records of very many hosts', () => {
+describe('a volume with use records of 3000 hosts', () => {
   const hostCount = 3000;
   const hosts = Array.from({ length: hostCount }, (_, i) => `h${i}`);
   let inFlight = 0;

@@ -26,7 +26,7 @@ describe.each(kinds)('the API of a real $kind', ({ kind, start, component }) => 
     });
     afterAll(() => resources.disposeAsync());
 
-    test('returns its version and properties', async () => {
+    test('returns its version and security options', async () => {
       await client.ping(signal);
       expect((await client.version(signal)).components).toContain(component);
       expect((await client.info(signal)).securityOptions).toContain('name=seccomp,profile=default');

@@ -63,8 +63,9 @@ describe.skipIf(lacks('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
   let server: NfsServer;
   let open: OpenExport;
   let nfs: NfsClient;
-  /** The path of the file system with the exports, and of the folder of the current test. */
+  /** The mount point of the file system that the server exports. */
   let disk: string;
+  /** The folder of the current test. */
   let folder: string;
   let directory: FileHandle;
   let count = 0;

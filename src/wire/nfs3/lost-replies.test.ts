@@ -27,7 +27,7 @@ describe.skipIf(lacks('root', 'ganesha'))('after the reply to a call is lost', (
     return { nfs, proxy };
   }
 
-  /** Expects that the server executed the first copy, and returned this status for the second. */
+  /** Expects that the server executed the first copy of the call, and answered the second copy with this status. */
   const expectSentTwice = (proxy: CuttingProxy, second: number): void => {
     expect(proxy.statuses).toEqual([0, second]);
     expect(proxy.connections).toBe(2);

@@ -98,7 +98,7 @@ describe.skipIf(lacks('linux'))('files', () => {
     await expect(nfs.read(handle, 0, Buffer.alloc(1))).rejects.toMatchObject({ statusName: 'STALE' });
   });
 
-  test('a handle refers to its file, also when another file has its name', async () => {
+  test('a handle still refers to its file after another file takes over the file’s name', async () => {
     const { nfs, root, pathOf } = await startMounted();
     writeFileSync(pathOf('a'), 'first');
     const { handle } = await nfs.lookup(root, 'a');
