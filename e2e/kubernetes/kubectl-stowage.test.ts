@@ -135,7 +135,7 @@ describe.skipIf(lacks('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         status: 3,
         stderr: expect.stringContaining('cannot delete resource "services/proxy"'),
       });
-      // A cluster admin has the viewer's rights only.
+      // kubectl stowage uses a token of the viewer, also for a cluster administrator.
       const { status, stderr } = await change(fixture.cluster.kubeconfig);
       expect({ status, stderr }).toMatchObject({
         status: 3,

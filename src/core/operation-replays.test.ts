@@ -144,7 +144,7 @@ describe('an interrupted operation that fails temporarily', () => {
     expect(operationOf(server, intent)).toMatchObject({ state: 'done' });
   });
 
-  test('does not delay a shutdown, and is pending at the next start', async () => {
+  test('does not delay a shutdown, and is replayed at the next start', async () => {
     const intent = leaveLabelIntent(await createVolumes());
     const failure = kind.fail('label', error('unavailable'));
     {

@@ -178,7 +178,7 @@ describe.skipIf(lacks('linux'))('an NFS server that receives invalid calls keeps
     await target.check();
   });
 
-  test('in any order, from several clients concurrently', async () => {
+  test('in any order, with many in flight at once', async () => {
     const target = await startTarget();
     const call = fc.oneof(
       ...Object.entries(shapes).map(([number, shape]) => shape.map((part) => [Number(number), part] as const)),
